@@ -1,5 +1,7 @@
 #include "config/config.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -193,8 +195,25 @@ std::string FormatFault(const ConfigFault& fault, absl::string_view file_name) {
   return absl::StrCat(text, fault.what);
 }
 
-absl::StatusOr<proto::Communication> LoadCommunication(const std::string& path,
-                                                       bool ignore_unknown) {
+namespace {
+
+// `error` of what is in `path`. `--config=<(...)` makes a pipe: whoever reads it
+// first has its text, and the rest of a job finds it empty, or a part of it.
+absl::Status OfFile(const absl::Status& error, const std::string& path) {
+  struct stat info;
+  if (error.ok() || stat(path.c_str(), &info) != 0 ||
+      !(S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode))) {
+    return error;
+  }
+  return absl::Status(
+      error.code(),
+      absl::StrCat(error.message(), "; ", path,
+                   " is a pipe, whose text comes once, and each rank and its "
+                   "launcher read the configuration: write it to a file"));
+}
+
+absl::StatusOr<proto::Communication> CommunicationOf(const std::string& path,
+                                                     bool ignore_unknown) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text,
                            ReadWholeFile(path, kMaxFileBytes));
   proto::Config config;
@@ -214,6 +233,16 @@ absl::StatusOr<proto::Communication> LoadCommunication(const std::string& path,
   for (ConfigFault& fault : found.Take()) faults.push_back(std::move(fault));
   if (!faults.empty()) return ErrorOf(faults, path);
   return section.communication();
+}
+
+}  // namespace
+
+absl::StatusOr<proto::Communication> LoadCommunication(const std::string& path,
+                                                       bool ignore_unknown) {
+  absl::StatusOr<proto::Communication> section =
+      CommunicationOf(path, ignore_unknown);
+  if (!section.ok()) return OfFile(section.status(), path);
+  return section;
 }
 
 absl::StatusOr<ConfigReport> ReadConfig(absl::string_view text,
@@ -244,11 +273,13 @@ absl::StatusOr<proto::Config> LoadConfig(const std::string& path,
                                          const AutoValues& values,
                                          bool ignore_unknown) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadConfigFile(path));
-  TESSERA_ASSIGN_OR_RETURN(
-      const ConfigReport report,
-      ReadConfig(text, path, world_size, values, ignore_unknown));
-  if (report.faults.empty()) LogNotes(report.notes, path);
-  return ConfigOf(report, path);
+  const absl::StatusOr<ConfigReport> report =
+      ReadConfig(text, path, world_size, values, ignore_unknown);
+  if (!report.ok()) return OfFile(report.status(), path);
+  if (report->faults.empty()) LogNotes(report->notes, path);
+  absl::StatusOr<proto::Config> config = ConfigOf(*report, path);
+  if (!config.ok()) return OfFile(config.status(), path);
+  return config;
 }
 
 absl::StatusOr<proto::Config> ParseConfig(absl::string_view text,

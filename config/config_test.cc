@@ -1,5 +1,8 @@
 #include "config/config.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -21,6 +24,33 @@ using ::absl::StatusCode;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+// ---------------------------------------------------------------------- files
+
+// As `--config=<(...)` makes one: whoever reads it first has it all.
+TEST(ConfigFiles, APipeThatWasRead) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const std::string text = Json("\"train_batch_size\": 1");
+  ASSERT_EQ(write(ends[1], text.data(), text.size()),
+            static_cast<ssize_t>(text.size()));
+  close(ends[1]);
+  const std::string path = absl::StrCat("/dev/fd/", ends[0]);
+  TESSERA_EXPECT_OK(LoadConfig(path, 1).status());
+  const auto said = StatusIs(
+      StatusCode::kInvalidArgument,
+      AllOf(HasSubstr("the end of the file"),
+            HasSubstr(absl::StrCat(path, " is a pipe, whose text comes once")),
+            HasSubstr("write it to a file")));
+  EXPECT_THAT(LoadConfig(path, 1).status(), said);
+  EXPECT_THAT(LoadCommunication(path).status(), said);
+  close(ends[0]);
+  // Of a file the same error has no such hint.
+  const std::string empty = testing::TempDir() + "/empty.json";
+  std::ofstream(empty) << "";
+  EXPECT_THAT(LoadConfig(empty, 1).status().message(),
+              Not(HasSubstr("is a pipe")));
+}
 
 // ---------------------------------------------------------------- batch sizes
 

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/system/process_defaults.h"
+
 namespace tessera {
 namespace {
 
@@ -37,6 +39,10 @@ bool HasHandler(const struct sigaction& act) {
 
 void Note(int sig, siginfo_t* info, void* context) {
   const struct sigaction& before = g_before[sig];
+  if (IsSurvived(before)) {
+    g_received.store(sig);
+    return;
+  }
   if (HasHandler(before)) {
     if ((before.sa_flags & SA_SIGINFO) != 0) {
       before.sa_sigaction(sig, info, context);

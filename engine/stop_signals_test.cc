@@ -6,6 +6,7 @@
 #include <memory>
 #include <thread>
 
+#include "base/system/process_defaults.h"
 #include "gtest/gtest.h"
 
 namespace tessera {
@@ -73,6 +74,17 @@ TEST(StopSignalsTest, WhatWasThereIsCalledTooAndComesBack) {
   const std::unique_ptr<StopSignals> again = StopSignals::Catch();
   EXPECT_EQ(again->received(), 0);
   signal(SIGUSR1, SIG_DFL);
+}
+
+// What Init has put there is no program's handler: it says that nobody saves.
+TEST(StopSignalsTest, InsteadOfWhatInitHasPutThere) {
+  SurviveSignals();
+  const std::unique_ptr<StopSignals> signals = StopSignals::Catch();
+  testing::internal::CaptureStderr();
+  raise(SIGUSR1);
+  raise(SIGUSR1);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(signals->received(), SIGUSR1);
 }
 
 }  // namespace

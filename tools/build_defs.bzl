@@ -41,8 +41,13 @@ def tessera_cc_library(name, torch_pch = False, copts = [], deps = [], **kwargs)
     _cc(native.cc_library, torch_pch, copts, deps, kwargs)
 
 def tessera_cc_binary(name, torch_pch = False, copts = [], deps = [], **kwargs):
-    """cc_binary with our warnings. All its other attributes may be given."""
+    """cc_binary with our warnings. All its other attributes may be given.
+
+    A program has descriptors 0, 1 and 2, whoever starts it.
+    """
     kwargs["name"] = name
+    if not kwargs.get("linkshared", False):
+        deps = deps + ["//base/system:process_defaults"]
     _cc(native.cc_binary, torch_pch, copts, deps, kwargs)
 
 def tessera_cc_test(

@@ -1,5 +1,9 @@
 #include "base/thread/start_thread.h"
 
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,6 +18,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(StartThreadTest, RunsMoveOnlyWorkUnderItsName) {
   std::string name;
@@ -37,8 +42,46 @@ TEST(StartThreadTest, ASystemWithoutThreadsIsAnError) {
   EXPECT_THAT(thread.status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        AllOf(HasSubstr("cannot start a thread (tessera-test)"),
-                             HasSubstr("ulimit -u"))));
+                             HasSubstr("no room for its stack of "),
+                             Not(HasSubstr("ulimit -u")))));
   EXPECT_TRUE(seen.expired());
+}
+
+// Of a thread in a process of this limit.
+std::string SaidUnder(decltype(RLIMIT_AS) which, rlim_t limit) {
+  int ends[2];
+  EXPECT_EQ(pipe(ends), 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const rlimit both = {limit, limit};
+    if (setrlimit(which, &both) != 0) _exit(1);
+    const absl::Status status = thread_internal::NoThread("a", "why");
+    const std::string text(status.message());
+    _exit(write(ends[1], text.data(), text.size()) < 0 ? 2 : 0);
+  }
+  close(ends[1]);
+  int status = 0;
+  EXPECT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0);
+  std::string text(1000, 0);
+  const ssize_t got = read(ends[0], text.data(), text.size());
+  text.resize(got > 0 ? static_cast<size_t>(got) : 0);
+  close(ends[0]);
+  return text;
+}
+
+TEST(StartThreadTest, TheLimitThatIsInTheWayIsNamed) {
+  EXPECT_THAT(SaidUnder(RLIMIT_NPROC, 1234),
+              AllOf(HasSubstr("(a): why; raise the limit of processes (ulimit "
+                              "-u, now 1234, or pids.max"),
+                    Not(HasSubstr("address space"))));
+#if !__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer)
+  EXPECT_THAT(SaidUnder(RLIMIT_AS, 4 << 20),
+              AllOf(HasSubstr("no room for its stack"),
+                    HasSubstr("address space is limited to 4 MiB; raise the "
+                              "limit (ulimit -v)"),
+                    Not(HasSubstr("limit of processes"))));
+#endif
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/system/close_on_fork.h"
 
 namespace tessera {
 namespace {
@@ -46,6 +47,13 @@ T OrError(T result) {
   return result < 0 ? -errno : result;
 }
 
+int SetLock(int fd, short type) {
+  struct flock whole = {};
+  whole.l_type = type;
+  whole.l_whence = SEEK_SET;
+  return OrError(fcntl(fd, F_OFD_SETLK, &whole));
+}
+
 }  // namespace
 
 FileSystem* FileSystem::Real() {
@@ -62,7 +70,11 @@ int FileSystem::Reopen(int fd, int flags) {
   return OrError(open(path.c_str(), flags | O_CLOEXEC));
 }
 
-void FileSystem::Close(int fd) { close(fd); }
+void FileSystem::Close(int fd) {
+  // Also of those that have the same open file by other ways than fork().
+  if (IsCloseOnFork(fd)) SetLock(fd, F_UNLCK);
+  CloseDescriptor(fd);
+}
 
 int64_t FileSystem::Write(int fd, const char* from, int64_t bytes,
                           int64_t offset) {
@@ -134,10 +146,9 @@ int64_t FileSystem::FreeBytes(int folder) {
 }
 
 int FileSystem::Lock(int fd) {
-  struct flock whole = {};
-  whole.l_type = F_WRLCK;
-  whole.l_whence = SEEK_SET;
-  return OrError(fcntl(fd, F_OFD_SETLK, &whole));
+  // The lock is the open file's, so a child that has it would hold it, too.
+  SetCloseOnFork(fd);
+  return SetLock(fd, F_WRLCK);
 }
 
 std::unique_ptr<ReadQueue> FileSystem::MakeReadQueue(unsigned depth) {

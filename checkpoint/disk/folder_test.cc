@@ -6,12 +6,15 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -201,6 +204,52 @@ TEST_F(FolderTest, ALockDiesWithItsHolder) {
   TESSERA_EXPECT_OK(next.Lock());
   TESSERA_ASSERT_OK(folder.Remove("lock"));
   EXPECT_THAT(next.Lock(), StatusIs(absl::StatusCode::kAlreadyExists));
+}
+
+// Forked in the middle of a save, and alive long after it: by fork(), or by a
+// system call that nobody is told of.
+TEST_F(FolderTest, AChildDoesNotHoldTheLock) {
+  for (const bool plain : {true, false}) {
+    const Folder folder = Opened();
+    std::optional<File> held = folder.OpenOrCreateFile("lock").value();
+    TESSERA_ASSERT_OK(held->Lock());
+    const pid_t child =
+        plain ? fork()
+              : static_cast<pid_t>(syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0));
+    if (child == 0) {
+      while (true) pause();
+    }
+    held.reset();
+    TESSERA_EXPECT_OK(folder.OpenOrCreateFile("lock")->Lock());
+    kill(child, SIGKILL);
+    EXPECT_EQ(waitpid(child, nullptr, 0), child);
+  }
+}
+
+// Nor if the holder is killed and has no time to let it go.
+TEST_F(FolderTest, AChildDoesNotHoldTheLockOfWhoWasKilled) {
+  int orphan[2];
+  ASSERT_EQ(pipe2(orphan, O_CLOEXEC), 0);
+  const pid_t holder = fork();
+  if (holder == 0) {
+    const File held = Opened().OpenOrCreateFile("lock").value();
+    if (!held.Lock().ok()) _exit(1);
+    const pid_t child = fork();
+    if (child == 0) {
+      while (true) pause();
+    }
+    if (write(orphan[1], &child, sizeof(child)) != sizeof(child)) _exit(2);
+    while (true) pause();
+  }
+  pid_t child = 0;
+  ASSERT_EQ(read(orphan[0], &child, sizeof(child)),
+            static_cast<ssize_t>(sizeof(child)));
+  kill(holder, SIGKILL);
+  EXPECT_EQ(waitpid(holder, nullptr, 0), holder);
+  TESSERA_EXPECT_OK(Opened().OpenOrCreateFile("lock")->Lock());
+  EXPECT_EQ(kill(child, SIGKILL), 0);
+  close(orphan[0]);
+  close(orphan[1]);
 }
 
 // Names of new folders are on the disk before anything is written there.

@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/system/close_on_fork.h"
 #include "base/status.h"
 #include "base/thread/deadline.h"
 #include "base/thread/start_thread.h"
@@ -181,7 +181,7 @@ class Keeping {
 };
 
 void CloseOnce(int* fd) {
-  if (*fd >= 0) close(*fd);
+  if (*fd >= 0) CloseDescriptor(*fd);
   *fd = -1;
 }
 

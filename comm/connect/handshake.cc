@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -18,6 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/system/close_on_fork.h"
 #include "comm/connect/job_secret.h"
 #include "comm/connect/keyed_hash.h"
 #include "comm/connect/peer_user.h"
@@ -80,7 +80,7 @@ absl::StatusOr<int> ConnectOnce(int rank, const std::string& address,
   const absl::Status status =
       Introduce(fd, key, rank, Deadline::After(kPatience));
   if (status.ok()) return fd;
-  close(fd);
+  CloseDescriptor(fd);
   return status;
 }
 

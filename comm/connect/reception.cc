@@ -2,11 +2,11 @@
 
 #include <errno.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "base/system/close_on_fork.h"
 #include "comm/connect/job_secret.h"
 #include "comm/connect/peer_user.h"
 #include "comm/connect/sockets.h"
@@ -28,7 +28,7 @@ Reception::Reception(int listen_fd, Options options)
     : listen_fd_(listen_fd), options_(std::move(options)) {}
 
 Reception::~Reception() {
-  for (const Visitor& visitor : visitors_) close(visitor.fd);
+  for (const Visitor& visitor : visitors_) CloseDescriptor(visitor.fd);
 }
 
 void Reception::AddTo(std::vector<pollfd>* fds) const {
@@ -48,7 +48,7 @@ std::vector<Guest> Reception::Look(const pollfd* fds) {
   for (auto it = visitors_.begin(); it != visitors_.end();) {
     ++fds;
     if (fds->revents != 0 && !Read(&*it)) {
-      close(it->fd);
+      CloseDescriptor(it->fd);
       it = visitors_.erase(it);
     } else if (it->greeting.there()) {
       guests.push_back({it->fd, it->greeting.rank()});
@@ -83,8 +83,10 @@ bool Reception::Read(Visitor* visitor) {
 void Reception::Accept() {
   starved_ = false;
   for (int i = 0; i < kAcceptsPerLook; ++i) {
-    const int fd =
-        accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    const int fd = OpenCloseOnFork([&] {
+      return accept4(listen_fd_, nullptr, nullptr,
+                     SOCK_CLOEXEC | SOCK_NONBLOCK);
+    });
     if (fd < 0) {
       const bool no_descriptors = errno == EMFILE || errno == ENFILE ||
                                   errno == ENOBUFS || errno == ENOMEM;
@@ -95,14 +97,14 @@ void Reception::Accept() {
     }
     // With a secret the proof says more; and ranks may be of several users.
     if (!HasJobSecret() && OfAnotherUser(fd)) {
-      close(fd);
+      CloseDescriptor(fd);
       continue;
     }
     KeepAlive(fd);
     visitors_.emplace_back(fd, options_.clock(), options_);
     // In a crowd it might be closed before it is heard.
     if (!Read(&visitors_.back())) {
-      close(fd);
+      CloseDescriptor(fd);
       visitors_.pop_back();
       continue;
     }
@@ -122,7 +124,7 @@ bool Reception::DropStranger(absl::Duration age) {
   if (oldest == visitors_.end() || options_.clock() - oldest->since < age) {
     return false;
   }
-  close(oldest->fd);
+  CloseDescriptor(oldest->fd);
   visitors_.erase(oldest);
   return true;
 }

@@ -19,6 +19,7 @@
 
 #include "absl/base/const_init.h"
 #include "absl/synchronization/mutex.h"
+#include "base/system/close_on_fork.h"
 #include "comm/connect/keyed_hash.h"
 
 namespace tessera {
@@ -33,6 +34,12 @@ ABSL_CONST_INIT absl::Mutex g_listen_mutex(absl::kConstInit);
 
 void SetOption(int fd, int level, int name, int value) {
   setsockopt(fd, level, name, &value, sizeof(value));
+}
+
+int NewSocket(int family) {
+  return OpenCloseOnFork([&] {
+    return socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  });
 }
 
 std::set<int> ListeningSockets() {
@@ -76,8 +83,7 @@ int OpenListener(bool loopback, int backlog, uint16_t* port) {
   v4.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
   for (bool v6 : {true, false}) {
     if (v6 && loopback) continue;
-    const int fd = socket(v6 ? AF_INET6 : AF_INET,
-                          SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int fd = NewSocket(v6 ? AF_INET6 : AF_INET);
     if (fd < 0) continue;
     // A port is free again at once when who had it has ended.
     SetOption(fd, SOL_SOCKET, SO_REUSEADDR, 1);
@@ -94,7 +100,7 @@ int OpenListener(bool loopback, int backlog, uint16_t* port) {
       return fd;
     }
     const int error = errno;
-    close(fd);
+    CloseDescriptor(fd);
     errno = error;
     if (error == EADDRINUSE) return -1;
   }
@@ -181,8 +187,7 @@ int ConnectTo(const std::string& host, const std::string& port) {
     errno = EINVAL;
     return -1;
   }
-  const int fd =
-      socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int fd = NewSocket(found->ai_family);
   int error = fd < 0 ? errno : 0;
   if (fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) != 0) {
     error = errno;
@@ -193,7 +198,7 @@ int ConnectTo(const std::string& host, const std::string& port) {
   }
   freeaddrinfo(found);
   if (error == 0) return fd;
-  if (fd >= 0) close(fd);
+  if (fd >= 0) CloseDescriptor(fd);
   errno = error == EINPROGRESS ? ETIMEDOUT : error;
   return -1;
 }

@@ -12,6 +12,7 @@
 #include "base/torch_guard.h"
 #include "comm/connect/keyed_hash.h"
 #include "comm/connect/sockets.h"
+#include "comm/gloo/gloo_interface.h"
 #include "comm/gloo/gloo_peers.h"
 
 // The only file that sees c10d's Gloo header. It never makes a GlooStore.
@@ -66,6 +67,14 @@ GlooTransport::~GlooTransport() = default;
 absl::StatusOr<std::shared_ptr<GlooTransport>> GlooTransport::Connect(
     c10::intrusive_ptr<c10d::Store> store, const Options& options) {
   using Group = c10d::ProcessGroupGloo;
+  const auto interface = EnvString("GLOO_SOCKET_IFNAME");
+  if (!options.same_host && interface.has_value()) {
+    TESSERA_RETURN_IF_ERROR(
+        Annotate(CheckGlooInterface(*interface, InterfacesHere()),
+                 absl::StrCat("rank ", options.names.empty()
+                                           ? options.rank
+                                           : options.names[options.rank])));
+  }
   auto transport = std::shared_ptr<GlooTransport>(new GlooTransport);
   std::string token;
   TESSERA_RETURN_IF_ERROR(

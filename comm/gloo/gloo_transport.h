@@ -50,7 +50,7 @@ class GlooTransport {
   // the interface that GLOO_SOCKET_IFNAME names, or at options.address, or
   // where this host's name leads. COLLECTIVE, blocking. Returns Unavailable if
   // the network or the store fails, PermissionDenied if somebody else has
-  // connected.
+  // connected, InvalidArgument if the variable's value is no such interface.
   static absl::StatusOr<std::shared_ptr<GlooTransport>> Connect(
       c10::intrusive_ptr<c10d::Store> store, const Options& options);
 

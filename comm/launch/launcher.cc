@@ -6,18 +6,23 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/env.h"
 #include "base/status.h"
+#include "base/system/system_limits.h"
 #include "base/thread/deadline.h"
 #include "comm/launch/output_relay.h"
 #include "comm/launch/subprocess.h"
@@ -26,12 +31,14 @@ namespace tessera {
 namespace {
 
 constexpr char kMark[] = "TESSERA_LAUNCHED_BY";  // the parent's process id
+constexpr char kNews[] = "TESSERA_LAUNCHER_NEWS";  // a descriptor
 constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP};
 // Passed on, too, and no reason to end: what Slurm sends before a job's time is
 // over (--signal), and a program saves its state at.
 constexpr int kNotice = SIGUSR1;
 
 int g_signal_pipe[2] = {-1, -1};
+std::atomic<int> g_news{-1};  // of a launched rank
 
 // One byte, the signal's number, for the loop that waits at the other end.
 void NoteSignal(int sig) {
@@ -44,7 +51,8 @@ void NoteSignal(int sig) {
 
 absl::Status CatchSignals() {
   if (pipe2(g_signal_pipe, O_CLOEXEC | O_NONBLOCK) != 0) {
-    return absl::UnavailableError(absl::StrCat("pipe: ", strerror(errno)));
+    return absl::UnavailableError(absl::StrCat(
+        "no pipe for signals: ", strerror(errno), DescriptorLimit(errno)));
   }
   struct sigaction act;
   memset(&act, 0, sizeof(act));
@@ -74,7 +82,13 @@ class Supervisor {
       : options_(options),
         relay_(*relay),
         pids_(options.world_size, 0),
+        news_(options.world_size, -1),
         stopped_(options.world_size) {}
+  ~Supervisor() {
+    for (int fd : news_) {
+      if (fd >= 0) close(fd);
+    }
+  }
 
   absl::Status Start();
   int Wait();
@@ -98,6 +112,9 @@ class Supervisor {
       if (pid != 0) kill(pid, sig);
     }
   }
+  // Gives rank `rank` an end of news_.
+  void AddNews(int rank, SelfExecOptions* child, int* its_end);
+  void Tell(int ended_rank);
   void WaitForSignals();
   void Reap();
   void Ended(int rank, int wait_status);
@@ -107,6 +124,7 @@ class Supervisor {
   const LaunchOptions& options_;
   OutputRelay& relay_;
   std::vector<pid_t> pids_;    // by rank; 0 once reaped
+  std::vector<int> news_;      // by rank, our end; -1 if there is none
   std::vector<bool> stopped_;  // by rank (SIGSTOP, a terminal)
   std::optional<int> first_failure_;
   bool signalled_ = false;  // one was passed on
@@ -120,10 +138,33 @@ absl::Status Supervisor::Start() {
     child.argv = options_.argv;
     child.env = LocalRankEnvironment(r, options_.world_size, options_.meeting);
     child.fds = relay_.ChildFds(r);
-    TESSERA_ASSIGN_OR_RETURN(pids_[r], SpawnSelf(child));
+    int its_end = -1;
+    AddNews(r, &child, &its_end);
+    const absl::StatusOr<pid_t> pid = SpawnSelf(child);
+    if (its_end >= 0) close(its_end);
+    TESSERA_RETURN_IF_ERROR(pid.status());
+    pids_[r] = *pid;
     relay_.Started(r);
   }
   return absl::OkStatus();
+}
+
+// Where the system has no more descriptors a rank goes without.
+void Supervisor::AddNews(int rank, SelfExecOptions* child, int* its_end) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return;
+  news_[rank] = ends[0];
+  *its_end = ends[1];
+  child->fds.emplace_back(ends[1], ends[1]);
+  child->env.emplace_back(kNews, absl::StrCat(ends[1]));
+}
+
+void Supervisor::Tell(int ended_rank) {
+  const int32_t number = ended_rank;
+  for (size_t r = 0; r < pids_.size(); ++r) {
+    if (pids_[r] == 0 || news_[r] < 0) continue;
+    (void)send(news_[r], &number, sizeof(number), MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
 }
 
 void Supervisor::KillAll() {
@@ -190,6 +231,7 @@ void Supervisor::Ended(int rank, int wait_status) {
     if (!signalled_) term_at_ = Deadline::After(options_.end_grace);
     line = absl::StrCat("tessera: rank ", rank, " ", how, "\n");
   }
+  if (code != 0) Tell(rank);
   relay_.Ended(rank, std::move(line));
   if (options_.on_end) options_.on_end(rank, code == 0, how);
 }
@@ -245,10 +287,21 @@ std::vector<std::pair<std::string, std::string>> LocalRankEnvironment(
 bool IsLaunchedRank() {
   static const bool launched = [] {
     const std::optional<std::string> parent = EnvString(kMark);
+    const std::optional<std::string> news = EnvString(kNews);
     unsetenv(kMark);
-    return parent.has_value() && *parent == absl::StrCat(getppid());
+    unsetenv(kNews);
+    if (!parent.has_value() || *parent != absl::StrCat(getppid())) return false;
+    int fd = -1;
+    // It has come through exec, and is to go no further.
+    if (absl::SimpleAtoi(news.value_or(""), &fd) &&
+        fcntl(fd, F_SETFD, FD_CLOEXEC) == 0) {
+      g_news = fd;
+    }
+    return true;
   }();
   return launched;
 }
+
+int TakeLauncherNews() { return g_news.exchange(-1); }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 //   parent ----fork+exec----> rank 0 .. rank N-1   same argv; RANK, WORLD_SIZE,
 //     |  hosts the store         |                 LOCAL_*, MASTER_* set
 //     +--- waits for all <-------+
+//     +--- tells who ended ----> the others        TakeLauncherNews
 //
 // The first rank that fails is named on stderr, and ends the job: the others
 // get kEndGrace to end by themselves (they are told through the store or see
@@ -75,6 +76,12 @@ std::vector<std::pair<std::string, std::string>> LocalRankEnvironment(
 // private mark out of the environment, so that programs started from here are
 // not taken for ranks; later calls return the first one's answer.
 bool IsLaunchedRank();
+
+// In a launched rank: a socket from which each message is the number, an
+// int32_t, of a rank that the launcher has seen end other than well, whoever
+// may hold that rank's own connections. -1 if there is none, or it was taken.
+// The caller closes it.
+int TakeLauncherNews();
 
 }  // namespace tessera
 #endif  // COMM_LAUNCH_LAUNCHER_H_

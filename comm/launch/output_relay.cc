@@ -6,17 +6,27 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <system_error>
+#include <algorithm>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/monotonic.h"
 #include "base/status.h"
+#include "base/system/system_limits.h"
+#include "base/thread/start_thread.h"
 
 namespace tessera {
 namespace {
 
 // A line that is longer is passed on in pieces.
 constexpr size_t kMaxLineBytes = 64 << 10;
+
+absl::Status NoPipe(int error) {
+  return absl::UnavailableError(
+      absl::StrCat("no pipe for what ranks write: ", strerror(error),
+                   DescriptorLimit(error)));
+}
 
 // Whoever reads may have made the descriptor non-blocking, or have gone: then
 // what is left is dropped.
@@ -66,8 +76,9 @@ absl::StatusOr<std::unique_ptr<OutputRelay>> OutputRelay::Start(
     Options options) {
   std::unique_ptr<OutputRelay> relay(new OutputRelay);
   if (pipe2(relay->wake_, O_CLOEXEC | O_NONBLOCK) != 0) {
-    return absl::UnavailableError(absl::StrCat("pipe: ", strerror(errno)));
+    return NoPipe(errno);
   }
+  relay->final_ = std::make_unique<FinalLines>(options.num_ranks);
   for (int r = 0; r < options.num_ranks; ++r) {
     if (options.out) {
       TESSERA_RETURN_IF_ERROR(relay->AddStream(r, STDOUT_FILENO));
@@ -76,12 +87,9 @@ absl::StatusOr<std::unique_ptr<OutputRelay>> OutputRelay::Start(
       TESSERA_RETURN_IF_ERROR(relay->AddStream(r, STDERR_FILENO));
     }
   }
-  try {
-    relay->thread_ = std::thread([raw = relay.get()] { raw->Run(); });
-  } catch (const std::system_error& error) {  // as `ulimit -u` makes it
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cannot start a thread: ", error.what()));
-  }
+  TESSERA_ASSIGN_OR_RETURN(
+      relay->thread_,
+      StartThread("tessera-relay", [raw = relay.get()] { raw->Run(); }));
   return relay;
 }
 
@@ -99,7 +107,7 @@ OutputRelay::~OutputRelay() {
 absl::Status OutputRelay::AddStream(int rank, int to) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
-    return absl::UnavailableError(absl::StrCat("pipe: ", strerror(errno)));
+    return NoPipe(errno);
   }
   // Ours only: the rank's end must block.
   fcntl(ends[0], F_SETFL, O_NONBLOCK);
@@ -154,7 +162,8 @@ void OutputRelay::Run() {
     for (const Stream& stream : streams_) {
       fds.push_back({stream.read_fd, POLLIN, 0});
     }
-    if (poll(fds.data(), fds.size(), -1) < 0) continue;
+    if (poll(fds.data(), fds.size(), TimeoutMs()) < 0) continue;
+    WriteAll(STDERR_FILENO, final_->Due(MonotonicNow()));
     for (size_t i = 0; i < streams_.size(); ++i) {
       if (fds[i + 1].revents != 0) Drain(&streams_[i]);
     }
@@ -167,16 +176,40 @@ void OutputRelay::Drain(Stream* stream) {
   while (stream->read_fd >= 0) {
     const ssize_t got = read(stream->read_fd, buffer, sizeof(buffer));
     if (got > 0) {
-      WriteAll(stream->to,
-               stream->lines.Add({buffer, static_cast<size_t>(got)}));
+      Pass(*stream, stream->lines.Add({buffer, static_cast<size_t>(got)}));
     } else if (got < 0 && errno == EAGAIN) {
       return;
     } else if (got == 0 || errno != EINTR) {
-      WriteAll(stream->to, stream->lines.Flush());
+      Pass(*stream, stream->lines.Flush());
       close(stream->read_fd);
       stream->read_fd = -1;
     }
   }
+}
+
+// A piece without the prefix is a bare end of a line, see LinePrefixer.
+void OutputRelay::Pass(const Stream& stream, absl::string_view lines) {
+  if (stream.to != STDERR_FILENO) return WriteAll(stream.to, lines);
+  const std::string prefix = absl::StrCat("[", stream.rank, "] ");
+  std::string out;
+  while (!lines.empty()) {
+    absl::string_view line = lines.substr(0, lines.find_first_of("\r\n") + 1);
+    lines.remove_prefix(line.size());
+    if (absl::ConsumePrefix(&line, prefix)) {
+      out += final_->Add(stream.rank, line, MonotonicNow());
+    } else {
+      absl::StrAppend(&out, line);
+    }
+  }
+  WriteAll(stream.to, out);
+}
+
+int OutputRelay::TimeoutMs() const {
+  const absl::Duration next = final_->next();
+  if (next == absl::InfiniteDuration()) return -1;
+  const absl::Duration left = next - MonotonicNow() + absl::Milliseconds(1);
+  return static_cast<int>(absl::ToInt64Milliseconds(
+      std::clamp(left, absl::ZeroDuration(), FinalLines::kHeld)));
 }
 
 bool OutputRelay::HandleEnds() {
@@ -194,10 +227,11 @@ bool OutputRelay::HandleEnds() {
     for (Stream& stream : streams_) {
       if (stream.rank != rank) continue;
       Drain(&stream);
-      WriteAll(stream.to, stream.lines.Flush());
+      Pass(stream, stream.lines.Flush());
     }
-    WriteAll(STDERR_FILENO, line);
+    if (!line.empty()) WriteAll(STDERR_FILENO, final_->AddOwn(line));
   }
+  if (finish) WriteAll(STDERR_FILENO, final_->All());
   return finish;
 }
 

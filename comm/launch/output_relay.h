@@ -6,7 +6,8 @@
 //
 // A line ends with \n or \r, so that a progress bar that draws itself again and
 // again is passed on as it is drawn; one that begins its drawing with \r comes
-// one drawing late. To the rank the pipe is no terminal.
+// one drawing late. To the rank the pipe is no terminal. An error that several
+// ranks end with is passed on once (final_lines.h).
 #ifndef COMM_LAUNCH_OUTPUT_RELAY_H_
 #define COMM_LAUNCH_OUTPUT_RELAY_H_
 
@@ -20,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "comm/launch/final_lines.h"
 
 namespace tessera {
 
@@ -84,12 +86,16 @@ class OutputRelay {
   void Run();
   // Reads what is there now.
   void Drain(Stream* stream);
+  // Writes whole lines, with their prefixes.
+  void Pass(const Stream& stream, absl::string_view lines);
+  int TimeoutMs() const;
   // True when there is nothing more to do.
   bool HandleEnds();
   void Wake();
 
   std::vector<Stream>
       streams_;  // read_fd and lines: the thread's, once it runs
+  std::unique_ptr<FinalLines> final_;  // the thread's
   int wake_[2] = {-1, -1};
   std::thread thread_;
   absl::Mutex mutex_;

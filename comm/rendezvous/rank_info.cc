@@ -10,19 +10,22 @@ namespace tessera {
 
 std::string RankInfo::Encode() const {
   return absl::StrCat(host, "\n", network, "\n", address, "\n", cpus, "\n",
-                      memory_group, "\n", absl::StrJoin(gpus, "\n"));
+                      memory_group, "\n", build, "\n", build_id, "\n",
+                      absl::StrJoin(gpus, "\n"));
 }
 
 RankInfo RankInfo::Decode(absl::string_view text) {
   RankInfo info;
   std::vector<std::string> lines = absl::StrSplit(text, '\n');
-  lines.resize(std::max<size_t>(lines.size(), 5));
+  lines.resize(std::max<size_t>(lines.size(), 7));
   info.host = lines[0];
   info.network = lines[1];
   info.address = lines[2];
   info.cpus = lines[3];
   info.memory_group = lines[4];
-  for (size_t i = 5; i < lines.size(); ++i) {
+  info.build = lines[5];
+  info.build_id = lines[6];
+  for (size_t i = 7; i < lines.size(); ++i) {
     if (!lines[i].empty()) info.gpus.push_back(lines[i]);
   }
   return info;

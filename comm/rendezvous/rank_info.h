@@ -16,6 +16,8 @@ struct RankInfo {
   std::string address;       // at which others may reach it; "" if not known
   std::string cpus;          // see AllowedCpus in comm/launch/cpus.h
   std::string memory_group;  // see WorldOptions
+  std::string build;         // BuildStamp in comm/world/build_stamp.h
+  std::string build_id;      // BuildId there
 
   std::string Encode() const;
   static RankInfo Decode(absl::string_view text);

@@ -21,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "base/env.h"
 #include "base/status.h"
+#include "base/system/system_limits.h"
 #include "base/torch_guard.h"
 #include "c10/util/Logging.h"
 #include "comm/connect/job_secret.h"
@@ -205,7 +206,15 @@ absl::Status Meeter::Open() {
 }
 
 absl::Status Meeter::OpenError(const absl::Status& status) const {
-  if (absl::IsNotFound(status) || AddressToward(place_.host).empty()) {
+  if (absl::IsResourceExhausted(status)) {
+    return Describe(status.code(), place_, status.message());
+  }
+  const bool has_way = !AddressToward(place_.host).empty();
+  if (!has_way && IsLoopbackName(place_.host)) {
+    return Describe(absl::StatusCode::kUnavailable, place_,
+                    NoLoopback("no way there"));
+  }
+  if (absl::IsNotFound(status) || !has_way) {
     return Describe(
         absl::StatusCode::kUnavailable, place_,
         absl::StrCat("this host does not know '", place_.host,

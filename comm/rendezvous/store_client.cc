@@ -6,17 +6,20 @@
 #include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/system/close_on_fork.h"
 #include "base/status.h"
+#include "base/system/system_limits.h"
 #include "comm/connect/handshake.h"
 #include "comm/connect/sockets.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
@@ -53,17 +56,34 @@ std::vector<std::string> Resolve(const std::string& host) {
   return addresses;
 }
 
+// Of ConnectTo, with `error`, an errno.
+absl::Status NoConnection(const std::string& host, int error) {
+  const std::string limit = DescriptorLimit(error);
+  if (!limit.empty()) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no descriptor for a connection: ", std::strerror(error), limit));
+  }
+  if (error != ECONNREFUSED && absl::StartsWith(host, "127.")) {
+    return absl::UnavailableError(NoLoopback(std::strerror(error)));
+  }
+  return absl::UnavailableError("nobody listens there");
+}
+
 // One try of each address. Returns NotFound where the name is not known,
 // Unavailable where nobody listens, Aborted where this rank was turned away, as
-// happens among too many strangers; PermissionDenied only if all addresses are
-// another job's. `*address` is the numeric one that it is connected with then.
+// happens among too many strangers; ResourceExhausted where there are no
+// descriptors; PermissionDenied only if all addresses are another job's.
+// `*address` is the numeric one that it is connected with then.
 absl::StatusOr<int> DialOnce(Address* address, Deadline deadline) {
   absl::Status status =
       absl::NotFoundError(absl::StrCat("'", address->host, "' is unknown"));
   for (const std::string& host : Resolve(address->host)) {
     const int fd = ConnectTo(host, address->port);
-    absl::Status here = absl::UnavailableError("nobody listens there");
-    if (fd >= 0) {
+    const int error = errno;
+    absl::Status here;
+    if (fd < 0) {
+      here = NoConnection(host, error);
+    } else {
       KeepAlive(fd);
       here = Introduce(fd, address->key, address->rank,
                        std::min(deadline, Deadline::After(kHandshake)));
@@ -71,7 +91,7 @@ absl::StatusOr<int> DialOnce(Address* address, Deadline deadline) {
         address->host = host;
         return fd;
       }
-      close(fd);
+      CloseDescriptor(fd);
       if (absl::IsUnavailable(here)) here = absl::AbortedError(here.message());
     }
     if (absl::IsNotFound(status) || absl::IsPermissionDenied(status)) {
@@ -267,7 +287,7 @@ class StoreClient : public c10d::Store {
   }
 
   void Close() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (fd_ >= 0) close(fd_);
+    if (fd_ >= 0) CloseDescriptor(fd_);
     fd_ = -1;
   }
 
@@ -288,9 +308,11 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> ConnectStore(
   address.server = options.server;
   const absl::StatusOr<int> fd =
       Dial(&address, deadline, [](const absl::Status& status) {
-        return !absl::IsPermissionDenied(status);
+        return !absl::IsPermissionDenied(status) &&
+               !absl::IsResourceExhausted(status);
       });
   if (absl::IsPermissionDenied(fd.status()) || absl::IsAborted(fd.status()) ||
+      absl::IsResourceExhausted(fd.status()) ||
       absl::IsNotFound(fd.status())) {
     return fd.status();
   }

@@ -12,7 +12,10 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/system/close_on_fork.h"
 #include "base/status.h"
+#include "base/system/system_limits.h"
 #include "base/thread/start_thread.h"
 #include "comm/connect/sockets.h"
 
@@ -20,6 +23,21 @@ namespace tessera {
 namespace {
 
 constexpr size_t kReadBytes = 64 << 10;
+
+absl::Status CannotListen(int error, bool loopback) {
+  const std::string why = std::strerror(error);
+  const std::string limit = DescriptorLimit(error);
+  if (error == EADDRINUSE) return absl::AlreadyExistsError(why);
+  if (!limit.empty()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no descriptor for the store where ranks meet: ", why, limit));
+  }
+  // A port below 1024 may be forbidden.
+  if (loopback && error != EACCES) {
+    return absl::UnavailableError(NoLoopback(why));
+  }
+  return absl::UnavailableError(why);
+}
 
 }  // namespace
 
@@ -30,13 +48,9 @@ absl::StatusOr<std::unique_ptr<StoreServer>> StoreServer::Start(
   const int ranks = std::max(options.world_size, 1);
   server->listen_fd_ =
       OpenListener(options.loopback, 2 * ranks, &server->port_);
-  if (server->listen_fd_ < 0) {
-    const std::string why = std::strerror(errno);
-    return errno == EADDRINUSE ? absl::AlreadyExistsError(why)
-                               : absl::UnavailableError(why);
-  }
+  if (server->listen_fd_ < 0) return CannotListen(errno, options.loopback);
   server->stop_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (server->stop_fd_ < 0) return absl::UnavailableError(std::strerror(errno));
+  if (server->stop_fd_ < 0) return CannotListen(errno, /*loopback=*/false);
   Reception::Options reception;
   reception.key = options.key;
   // Not only those of the right world: a rank that believes in another size is
@@ -56,10 +70,10 @@ StoreServer::~StoreServer() {
     eventfd_write(stop_fd_, 1);
     thread_.join();
   }
-  for (const auto& [id, client] : clients_) close(client.fd);
+  for (const auto& [id, client] : clients_) CloseDescriptor(client.fd);
   reception_ = nullptr;
   if (stop_fd_ >= 0) close(stop_fd_);
-  if (listen_fd_ >= 0) close(listen_fd_);
+  if (listen_fd_ >= 0) CloseDescriptor(listen_fd_);
 }
 
 void StoreServer::Run() {
@@ -96,7 +110,7 @@ void StoreServer::Run() {
 void StoreServer::Close(StoreTable::Client id) {
   const auto it = clients_.find(id);
   if (it == clients_.end()) return;
-  close(it->second.fd);
+  CloseDescriptor(it->second.fd);
   clients_.erase(it);
   table_.Forget(id);
 }

@@ -10,7 +10,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -22,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/system/close_on_fork.h"
 #include "base/status.h"
 #include "base/thread/deadline.h"
 #include "base/thread/start_thread.h"
@@ -38,7 +38,7 @@ constexpr int kTickMs = 50;
 constexpr absl::Duration kPatience = absl::Milliseconds(300);
 
 void CloseOnce(int* fd) {
-  if (*fd >= 0) close(*fd);
+  if (*fd >= 0) CloseDescriptor(*fd);
   *fd = -1;
 }
 

@@ -12,11 +12,12 @@
 #include <errno.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
+
+#include "base/system/close_on_fork.h"
 
 namespace tessera {
 namespace {
@@ -41,7 +42,7 @@ bool IsSound(const ShardAnswer& header) {
 }
 
 void CloseOnce(int* fd) {
-  if (*fd >= 0) close(*fd);
+  if (*fd >= 0) CloseDescriptor(*fd);
   *fd = -1;
 }
 

@@ -29,6 +29,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Random bytes of sane values: no NaN, sums that round.
 std::string Values(ElementType type, int64_t numel, uint32_t seed) {
@@ -290,6 +291,21 @@ TEST(CollectivesMismatch, IsToldToAllAtOnce) {
                          HasSubstr(words[kind]), HasSubstr("rank"),
                          HasSubstr("see Engine::AnyRankHasData"))));
     }
+  }
+}
+
+// A call that rank 1 makes alone has nothing to do with batches.
+TEST(CollectivesMismatch, OfACallThatOneRankMakesAlone) {
+  Host host(2);
+  const auto results = host.Run([&](int r, Collectives& c) {
+    return c.Barrier(r == 1 ? "SetLearningRate" : "gradient of a");
+  });
+  for (const absl::Status& status : results) {
+    EXPECT_THAT(status,
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         AllOf(HasSubstr("barrier 'SetLearningRate'"),
+                               HasSubstr("that a rank makes alone"),
+                               Not(HasSubstr("AnyRankHasData")))));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/system/close_on_fork.h"
 #include "base/status.h"
 #include "base/thread/start_thread.h"
 #include "comm/connect/keyed_hash.h"
@@ -95,7 +96,8 @@ absl::StatusOr<std::unique_ptr<DescriptorOffer>> DescriptorOffer::Start(
   offer->name_ = absl::StrCat("tessera-", RandomToken());
   sockaddr_un address;
   const socklen_t size = AddressOf(offer->name_, &address);
-  offer->listener_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  offer->listener_ = OpenCloseOnFork(
+      [] { return socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); });
   if (offer->listener_ < 0 ||
       bind(offer->listener_, reinterpret_cast<sockaddr*>(&address), size) !=
           0 ||
@@ -111,7 +113,7 @@ absl::StatusOr<std::unique_ptr<DescriptorOffer>> DescriptorOffer::Start(
 DescriptorOffer::~DescriptorOffer() {
   done_ = true;
   if (thread_.joinable()) thread_.join();
-  if (listener_ >= 0) close(listener_);
+  if (listener_ >= 0) CloseDescriptor(listener_);
 }
 
 void DescriptorOffer::Serve() {

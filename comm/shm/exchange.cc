@@ -9,6 +9,7 @@
 #include "base/bits.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "comm/mismatch_hint.h"
 
 // Why it is so. Ranks share memory and no lock, so three things must hold.
 //
@@ -125,8 +126,7 @@ absl::Status Exchange::CheckPosts() const {
         "the ranks are in different collectives: this one in ", Describe(mine),
         " #", number, ", rank ", names_.empty() ? r : names_[r], " in ",
         Describe(PostOf(r)), " #", number,
-        "; all ranks must run the same collectives in the same order, and so "
-        "as many batches: see Engine::AnyRankHasData"));
+        MismatchHint(mine.what, PostOf(r).what)));
   }
   return absl::OkStatus();
 }

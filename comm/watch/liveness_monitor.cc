@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <utility>
 
@@ -26,11 +27,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/system/close_on_fork.h"
 #include "base/log.h"
 #include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
 #include "comm/connect/handshake.h"
 #include "comm/connect/job_secret.h"
+#include "comm/launch/launcher.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/watch/liveness_frames.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
@@ -39,6 +42,7 @@ namespace tessera {
 namespace {
 
 constexpr char kKey[] = "liveness";
+constexpr int kNewsTickMs = 100;
 
 constexpr char kPurpose[] = "liveness";
 
@@ -56,6 +60,7 @@ std::unique_ptr<LivenessMonitor> LivenessMonitor::Create(
     c10d::Store& store, int rank, int world_size, bool same_host, Clock clock) {
   auto liveness = std::unique_ptr<LivenessMonitor>(
       new LivenessMonitor(rank, world_size, std::move(clock)));
+  liveness->news_fd_ = TakeLauncherNews();
   if (rank == 0) {
     liveness->Listen(store, same_host);
   } else {
@@ -130,9 +135,10 @@ LivenessMonitor::~LivenessMonitor() {
     thread_.join();
   }
   MonotonicMutexLock lock(&mutex_);
-  for (const Peer& peer : peers_) close(peer.fd);
+  for (const Peer& peer : peers_) CloseDescriptor(peer.fd);
   if (stop_fd_ >= 0) close(stop_fd_);
-  if (listen_fd_ >= 0) close(listen_fd_);
+  if (news_fd_ >= 0) close(news_fd_);
+  if (listen_fd_ >= 0) CloseDescriptor(listen_fd_);
 }
 
 void LivenessMonitor::SayBye() {
@@ -168,7 +174,7 @@ bool LivenessMonitor::WaitForEnd(absl::Duration timeout) const {
 
 bool LivenessMonitor::Rank0Answers(absl::Duration timeout) const {
   MonotonicMutexLock lock(&mutex_);
-  if (rank_ == 0 || !connected_) return true;
+  if (rank_ == 0 || peers_.empty()) return true;
   answered_ = false;
   for (const Peer& peer : peers_) Tell(peer.fd, 'p', rank_);
   return mutex_.AwaitFor(absl::Condition(&answered_), timeout);
@@ -177,35 +183,57 @@ bool LivenessMonitor::Rank0Answers(absl::Duration timeout) const {
 void LivenessMonitor::Run() {
   std::vector<pollfd> fds;
   while (true) {
-    fds = {{stop_fd_, POLLIN, 0}};
+    fds = {{stop_fd_, POLLIN, 0}, {news_fd_, POLLIN, 0}};
+    const size_t others = fds.size();
     {
       MonotonicMutexLock lock(&mutex_);
       for (const Peer& peer : peers_) fds.push_back({peer.fd, POLLIN, 0});
     }
     const size_t visitors = fds.size();
     if (reception_ != nullptr) reception_->AddTo(&fds);
-    const int timeout_ms =
-        reception_ == nullptr ? -1 : reception_->timeout_ms();
+    int timeout_ms = reception_ == nullptr ? -1 : reception_->timeout_ms();
+    if (!news_.empty()) timeout_ms = kNewsTickMs;
     if (poll(fds.data(), fds.size(), timeout_ms) < 0) continue;
     if (fds[0].revents != 0) return;
+    if (fds[1].revents != 0) ReadNews();
     MonotonicMutexLock lock(&mutex_);
+    NoteNews();
     // Only this thread changes peers_ once it runs.
-    for (size_t i = visitors; i-- > 1;) {
-      Peer& peer = peers_[i - 1];
+    for (size_t i = visitors; i-- > others;) {
+      Peer& peer = peers_[i - others];
       if (fds[i].revents == 0 || Read(&peer)) continue;
       const Peer lost = std::move(peer);
-      peers_.erase(peers_.begin() + static_cast<std::ptrdiff_t>(i - 1));
-      close(lost.fd);
+      peers_.erase(peers_.begin() + static_cast<std::ptrdiff_t>(i - others));
+      CloseDescriptor(lost.fd);
       Lost(lost);
     }
     if (reception_ != nullptr) {
       for (const Guest& guest : reception_->Look(&fds[visitors])) {
         Welcome(guest);
       }
-    } else if (peers_.empty()) {
+    } else if (peers_.empty() && news_fd_ < 0) {
       connected_ = false;
       return;
     }
+  }
+}
+
+void LivenessMonitor::ReadNews() {
+  int32_t rank = -1;
+  const ssize_t got = recv(news_fd_, &rank, sizeof(rank), MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got != sizeof(rank)) {  // the launcher has gone
+    close(news_fd_);
+    news_fd_ = -1;
+  } else if (rank >= 0 && rank < world_size_ && rank != rank_) {
+    news_.emplace_back(rank, clock_());
+  }
+}
+
+void LivenessMonitor::NoteNews() {
+  while (!news_.empty() && clock_() - news_.front().second >= kNewsGrace) {
+    Note(news_.front().first, /*left=*/false);
+    news_.erase(news_.begin());
   }
 }
 

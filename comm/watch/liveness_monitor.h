@@ -12,6 +12,11 @@
 //
 // A rank that leaves in an orderly way (the destructor, or exit()) says so.
 //
+// A child that a rank has forked holds no connection of the rank's
+// (base/system/close_on_fork.h). However it was made, the launcher of --world sees who
+// has ended, and tells the others (TakeLauncherNews), who believe it after
+// kNewsGrace.
+//
 // Only ranks of the job are let in (comm/connect/reception.h).
 //
 // Threads: all calls may come from any thread.
@@ -44,6 +49,9 @@ struct EndedRank {
   bool left = false;     // in an orderly way
   absl::Duration since;  // the time when it was heard of
 };
+
+// The launcher's word may come before a rank's own that it leaves.
+inline constexpr absl::Duration kNewsGrace = absl::Seconds(1);
 
 class LivenessMonitor {
  public:
@@ -82,6 +90,8 @@ class LivenessMonitor {
   void StartThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void Run();
+  void ReadNews();
+  void NoteNews() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Welcome(const Guest& guest) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False once the connection is of no more use.
   bool Read(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -97,6 +107,9 @@ class LivenessMonitor {
   const Clock clock_;
   int listen_fd_ = -1;  // of rank 0
   int stop_fd_ = -1;    // an eventfd
+  // The launcher's, and what it has told that is not yet noted: the thread's.
+  int news_fd_ = -1;
+  std::vector<std::pair<int, absl::Duration>> news_;
 
   mutable MonotonicMutex mutex_;
   mutable bool answered_ ABSL_GUARDED_BY(mutex_) = false;  // the last question

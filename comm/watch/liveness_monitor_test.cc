@@ -2,8 +2,10 @@
 #include "comm/watch/liveness_monitor.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <memory>
@@ -106,6 +108,28 @@ TEST_F(LivenessTest, AProcessThatVanishesIsGoneAndDidNotLeave) {
     EXPECT_FALSE(ended.left);
     EXPECT_EQ(ended.since, clock_.Now());
   }
+}
+
+// It has none of what the others see its parent by; not even where rank 0
+// listens for them.
+TEST_F(LivenessTest, AForkedChildIsNotTakenForItsParent) {
+  Restart(3);
+  const std::string port = Rank0().port;
+  const int rank2 = ConnectAs(2, Rank0(), "liveness");
+  ASSERT_GE(rank2, 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    while (true) pause();
+  }
+  close(rank2);  // as the kernel does at the end of a process
+  EXPECT_TRUE(a_->liveness().WaitForEnd(kEnough));
+  ASSERT_THAT(a_->liveness().Ended(), SizeIs(1));
+  EXPECT_EQ(a_->liveness().Ended()[0].rank, 2);
+  a_ = nullptr;
+  EXPECT_EQ(ConnectTo("127.0.0.1", port), -1);
+  kill(child, SIGKILL);
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
 }
 
 // A rank that gave up waiting for rank 0's answer, and came again.

@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "comm/mismatch_hint.h"
 
 namespace tessera {
 namespace {
@@ -159,8 +160,7 @@ absl::Status WaitJudge::JudgeMismatch(
     return absl::FailedPreconditionError(absl::StrCat(
         "the ranks are in different collectives: rank ", announcements_->rank(),
         " in ", collective.Name(), ", rank ", r, " in ", at->Name(),
-        "; all ranks must run the same units in the same order, and as many "
-        "batches: see Engine::AnyRankHasData"));
+        MismatchHint(collective.Name(), at->Name())));
   }
   return absl::OkStatus();
 }

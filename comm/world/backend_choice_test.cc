@@ -19,11 +19,14 @@ TEST(RankInfoTest, RoundTrip) {
   EXPECT_THAT(info.gpus, ElementsAre("g0", "g1"));
   EXPECT_THAT(RankInfo::Decode(RankInfo{"h", {}}.Encode()).gpus, IsEmpty());
   const RankInfo all = RankInfo::Decode(
-      RankInfo{"h", {"g"}, "net:[1]", "10.0.0.1", "0-3,8", "m"}.Encode());
+      RankInfo{"h", {"g"}, "net:[1]", "10.0.0.1", "0-3,8", "m", "b", "id"}
+          .Encode());
   EXPECT_EQ(all.network, "net:[1]");
   EXPECT_EQ(all.address, "10.0.0.1");
   EXPECT_EQ(all.cpus, "0-3,8");
   EXPECT_EQ(all.memory_group, "m");
+  EXPECT_EQ(all.build, "b");
+  EXPECT_EQ(all.build_id, "id");
   EXPECT_THAT(all.gpus, ElementsAre("g"));
 }
 

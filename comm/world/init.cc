@@ -11,6 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/log.h"
+#include "base/system/process_defaults.h"
 #include "base/status.h"
 #include "base/thread/deadline.h"
 #include "base/torch/deterministic.h"
@@ -27,6 +28,7 @@
 #include "comm/record/comm_log.h"
 #include "comm/record/hang_dump.h"
 #include "comm/rendezvous/abandonable.h"
+#include "comm/world/build_stamp.h"
 #include "comm/rendezvous/hosted_store.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/rendezvous/rendezvous.h"
@@ -96,6 +98,8 @@ RankInfo OwnInfo(const WorldOptions& options) {
   info.network = NetworkId();
   info.cpus = AllowedCpus();
   info.memory_group = options.memory_group;
+  info.build = BuildStamp();
+  info.build_id = BuildId();
   return info;
 }
 
@@ -282,6 +286,15 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   TESSERA_ASSIGN_OR_RETURN(
       Meeting meeting, Meet(place, job.rank, job.world_size, info, deadline));
   GroupPlan plan = PlanOf(job, options, meeting.infos);
+  const absl::Status builds = CheckBuilds(plan.infos);
+  if (!builds.ok()) {
+    // Who has not read all of it yet is told in another way.
+    PutFailure(*meeting.store, builds, IsStoreHost(place, job.rank));
+    return builds;
+  }
+  if (job.rank == 0 && !OtherFiles(plan.infos).empty()) {
+    TESSERA_LOG(WARNING) << OtherFiles(plan.infos);
+  }
   if (options.numa_binding) BindToNodes(job.rank, &plan.infos);
   TESSERA_RETURN_IF_ERROR(SetDevice(plan.infos, world.get()));
   TESSERA_RETURN_IF_ERROR(SetThreads(plan.infos, job.rank));
@@ -303,10 +316,12 @@ const World* World::Current() {
 
 absl::StatusOr<const World*> Init(int* argc, char** argv,
                                   WorldOptions options) {
+  OpenStandardDescriptors();
   if (World::Current() != nullptr) {
     return absl::FailedPreconditionError("Init was called before");
   }
   TESSERA_RETURN_IF_ERROR(CheckOptions(options));
+  SurviveSignals();
   const std::vector<std::string> whole_argv(argv, argv + *argc);
   TESSERA_ASSIGN_OR_RETURN(const JobFlags flags, TakeJobFlags(argc, argv));
   const bool launched = IsLaunchedRank();

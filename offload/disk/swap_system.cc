@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/system/close_on_fork.h"
+
 namespace tessera {
 namespace {
 
@@ -18,6 +20,13 @@ constexpr mode_t kOwnersOnly = 0600;
 template <class T>
 T OrError(T result) {
   return result < 0 ? -errno : result;
+}
+
+int SetLock(int fd, short type) {
+  struct flock whole = {};
+  whole.l_type = type;
+  whole.l_whence = SEEK_SET;
+  return OrError(fcntl(fd, F_OFD_SETLK, &whole));
 }
 
 // The limit of the size of files (ulimit -f), beyond which a file that grows
@@ -44,7 +53,11 @@ int SwapSystem::Open(int folder, const std::string& name, int flags) {
   return OrError(openat(folder, name.c_str(), flags | O_CLOEXEC, kOwnersOnly));
 }
 
-void SwapSystem::Close(int fd) { close(fd); }
+void SwapSystem::Close(int fd) {
+  // Also of those that have the same open file by other ways than fork().
+  if (IsCloseOnFork(fd)) SetLock(fd, F_UNLCK);
+  CloseDescriptor(fd);
+}
 
 int SwapSystem::Unlink(int folder, const std::string& name) {
   return OrError(unlinkat(folder, name.c_str(), 0));
@@ -75,10 +88,9 @@ int SwapSystem::Stat(int fd, struct stat* info) {
 }
 
 int SwapSystem::Lock(int fd) {
-  struct flock whole = {};
-  whole.l_type = F_WRLCK;
-  whole.l_whence = SEEK_SET;
-  return OrError(fcntl(fd, F_OFD_SETLK, &whole));
+  // The lock is the open file's, so a child that has it would hold it, too.
+  SetCloseOnFork(fd);
+  return SetLock(fd, F_WRLCK);
 }
 
 int SwapSystem::Fallocate(int fd, int64_t begin, int64_t bytes) {

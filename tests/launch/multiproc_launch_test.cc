@@ -1,7 +1,9 @@
 // Init, as users meet it: this test program, run again as a program that calls
 // Init (see kProgram), alone, under --world or with a launcher's variables.
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -11,8 +13,10 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
@@ -34,11 +38,59 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr char kProgram[] = "TESSERA_LAUNCH_TEST_PROGRAM";
+// What becomes of descriptors 0 to 2 before the program is executed: a letter
+// for each, (c)losed, (r)ead only, (w)rite only, (p)ipe that nobody reads, or
+// (-) as it is.
+constexpr char kStandard[] = "TESSERA_LAUNCH_TEST_STANDARD";
 
 // ---- the program ----
 
+// Says on stdout who it is, and lives on with all that its parent has open.
+void SleepInChild(bool plain) {
+  const auto child = plain ? fork()
+                           : static_cast<pid_t>(
+                                 syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0));
+  if (child != 0) return;
+  const std::string line = absl::StrCat("child ", getpid(), "\n");
+  if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(99);
+  for (int fd : {0, 1, 2}) close(fd);  // the test waits for their end
+  alarm(60);
+  while (true) pause();
+}
+
+// That nothing but what was there, or /dev/null, has the first three numbers.
+absl::Status CheckStandard() {
+  for (int fd : {0, 1, 2}) {
+    struct stat info;
+    if (fstat(fd, &info) != 0 || S_ISSOCK(info.st_mode) ||
+        S_ISREG(info.st_mode) || (info.st_mode & S_IFMT) == 0) {
+      return absl::InternalError(absl::StrCat("descriptor ", fd));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status AfterInit(const World& world, const std::string& program, int argc,
                        char** argv) {
+  if (program == "refuse") return absl::InvalidArgumentError("of all ranks");
+  if (program == "notice") {
+    raise(SIGUSR1);
+    raise(SIGUSR1);
+  }
+  if (program == "standard") {
+    TESSERA_RETURN_IF_ERROR(CheckStandard());
+    for (int i = 0; i < 3; ++i) {
+      std::printf("step %d\n", i);
+      std::fprintf(stderr, "step %d\n", i);
+      std::fflush(stdout);
+    }
+  }
+  if (absl::StartsWith(program, "forked") ||
+      absl::StartsWith(program, "cloned")) {
+    SleepInChild(absl::StartsWith(program, "forked"));
+    TESSERA_RETURN_IF_ERROR(world.communicator()->Barrier("all have"));
+    if (absl::EndsWith(program, absl::StrCat(world.rank()))) raise(SIGKILL);
+  }
   if (program == "kill1" && world.rank() == 1) {
     printf("last words\n");  // into a pipe, and not flushed
     raise(SIGKILL);
@@ -49,6 +101,7 @@ absl::Status AfterInit(const World& world, const std::string& program, int argc,
       world.communicator()->AllReduceSum(t, {"the sum"}).Wait());
   const std::string args = absl::StrJoin(argv + 1, argv + argc, ",");
   // One write each, so that lines do not mix.
+  if (program == "standard") return absl::OkStatus();
   const std::string line =
       absl::StrCat("rank ", world.rank(), "/", world.world_size(), " local ",
                    world.local_rank(), "/", world.local_world_size(), " sum ",
@@ -58,7 +111,27 @@ absl::Status AfterInit(const World& world, const std::string& program, int argc,
   return absl::OkStatus();
 }
 
+// Executes this program again, with descriptors as `how` says.
+void Restart(const std::string& how, char** argv) {
+  unsetenv(kStandard);
+  int unread[2];
+  if (pipe(unread) != 0) _exit(98);
+  const int null[] = {open("/dev/null", O_RDONLY | O_CLOEXEC),
+                      open("/dev/null", O_WRONLY | O_CLOEXEC)};
+  for (int fd = 0; fd < 3; ++fd) {
+    if (how[fd] == 'r') dup2(null[0], fd);
+    if (how[fd] == 'w') dup2(null[1], fd);
+    if (how[fd] == 'p') dup2(unread[1], fd);
+    if (how[fd] == 'c') close(fd);
+  }
+  close(unread[0]);
+  close(unread[1]);
+  execv("/proc/self/exe", argv);
+  _exit(97);
+}
+
 int RunProgram(const std::string& program, int argc, char** argv) {
+  if (const char* const how = getenv(kStandard)) Restart(how, argv);
   // Only in a rank.
   const char* const rank = getenv("RANK");
   if (program == "die1" && rank != nullptr && rank[0] == '1') _exit(3);
@@ -190,6 +263,72 @@ TEST(WorldFlagTest, ARankThatIsKilledLaterEndsTheOthers) {
               HasSubstr("tessera: rank 1 was ended by signal 9 (Killed)\n"));
   EXPECT_THAT(run.err, ContainsRegex("UNAVAILABLE: the sum( #[0-9]+)?: rank 1 "
                                      "has ended"));
+}
+
+// Its child has what tells the others whether it lives; or would have, and was
+// made so that nobody hears of it but the launcher, who sees the rank end.
+TEST(WorldFlagTest, ARankIsSeenToEndThoughItsChildLives) {
+  for (const char* program : {"forked0", "forked1", "cloned1"}) {
+    const Finished run = RunOne(program, {"--world=3"});
+    EXPECT_EQ(run.code, 128 + SIGKILL);
+    EXPECT_LT(run.took, absl::Seconds(9));  // when those left would be ended
+    for (int r = 0; r < 3; ++r) {
+      if (absl::EndsWith(program, absl::StrCat(r))) continue;
+      EXPECT_THAT(run.err, ContainsRegex(absl::StrCat(
+                               "UNAVAILABLE: the sum( #[0-9]+)?: rank ",
+                               program[6] - '0', " has ended")))
+          << program;
+    }
+    int children = 0;
+    for (const absl::string_view line : absl::StrSplit(run.out, '\n')) {
+      int child = 0;
+      if (!absl::StartsWith(line, "child ") ||
+          !absl::SimpleAtoi(line.substr(6), &child)) {
+        continue;
+      }
+      ++children;
+      EXPECT_EQ(kill(child, SIGKILL), 0);  // it has outlived its rank
+    }
+    EXPECT_EQ(children, 3);
+  }
+}
+
+// As daemons, ssh and cron leave them.
+TEST(WorldFlagTest, StandardDescriptorsMayBeClosedOrOfAnotherKind) {
+  for (const char* how : {"ccc", "-c-", "--c", "wrr", "-pp"}) {
+    const Finished run =
+        RunOne("standard", {"--world=2", "--prefix_output=on"},
+               {{kStandard, how}});
+    EXPECT_EQ(run.code, 0) << how << ": " << run.err;
+    if (how[1] == '-') EXPECT_THAT(run.out, HasSubstr("[1] step 2\n"));
+    if (how[2] == '-') EXPECT_THAT(run.err, HasSubstr("[0] step 2\n"));
+  }
+  // Nobody between them and who started them, and no launcher at all.
+  for (const char* how : {"ccc", "-pp"}) {
+    const Env env = {{kStandard, how}};
+    EXPECT_EQ(RunOne("standard", {"--world=2", "--prefix_output=off"}, env).code,
+              0)
+        << how;
+    EXPECT_EQ(RunOne("standard", {}, env).code, 0) << how;
+  }
+}
+
+// Nobody is there who saves at it.
+TEST(WorldFlagTest, SIGUSR1EndsNobody) {
+  for (const char* world : {"--world=1", "--world=2"}) {
+    const Finished run = RunOne("notice", {world});
+    EXPECT_EQ(run.code, 0) << run.err;
+    EXPECT_THAT(run.err, HasSubstr("SIGUSR1: no CheckpointManager is there"));
+  }
+}
+
+TEST(WorldFlagTest, AnErrorOfAllRanksIsSaidOnce) {
+  const Finished run = RunOne("refuse", {"--world=3"});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, testing::StartsWith(
+                           "[0-2] INVALID_ARGUMENT: of all ranks\n"
+                           "tessera: rank "));
+  EXPECT_THAT(run.err, Not(HasSubstr("[1]")));
 }
 
 TEST(WorldFlagTest, TheFirstFailuresCodeCounts) {

@@ -13,12 +13,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "base/thread/deadline.h"
 #include "base/torch_guard.h"
 #include "comm/connect/job_secret.h"
 #include "comm/launch/cpus.h"
+#include "comm/world/build_stamp.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/rendezvous/rank_info.h"
 #include "comm/rendezvous/rendezvous.h"
@@ -53,6 +55,8 @@ RankInfo Info() {
   info.host = HostId();
   info.network = NetworkId();
   info.cpus = AllowedCpus();
+  info.build = BuildStamp();
+  info.build_id = BuildId();
   return info;
 }
 
@@ -96,6 +100,27 @@ absl::Status LeaveWhileConnecting(int rank, int port, int sig) {
   return absl::OkStatus();
 }
 
+// Meets as rank 1, of a build that is another in `how`.
+absl::Status MeetOfAnotherBuild(const std::string& how, int port) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const RendezvousPlace place,
+      ParseRendezvous(absl::StrCat("tcp://127.0.0.1:", port)));
+  RankInfo info = Info();
+  std::string text;
+  if (how == "protocol") info.build = "protocol 0, libtorch 2.10.0";
+  if (how == "file") info.build_id = "0123456789ab";
+  if (how == "age") {  // what was told before there were stamps
+    text = absl::StrCat(info.host, "\n", info.network, "\n\n", info.cpus,
+                        "\n\n");
+  } else {
+    text = info.Encode();
+  }
+  return Meet(
+             place, 1, 2, [text] { return text; },
+             Deadline::After(absl::Seconds(60)))
+      .status();
+}
+
 // Is killed after it has come, before it has told of itself.
 absl::Status DieWhileRegistering(int port) {
   TESSERA_ASSIGN_OR_RETURN(
@@ -113,6 +138,10 @@ absl::Status RunProgram(const std::string& program, int argc, char** argv) {
   const int port = text == nullptr ? 0 : atoi(text);
   if (program == "die while registering") return DieWhileRegistering(port);
   if (program == "stop while meeting") return StopWhileMeeting(port);
+  absl::string_view how = program;
+  if (absl::ConsumePrefix(&how, "another ")) {
+    return MeetOfAnotherBuild(std::string(how), port);
+  }
   if (program == "stop while connecting") {
     return LeaveWhileConnecting(0, port, SIGSTOP);
   }
@@ -187,6 +216,36 @@ TEST(StartupTest, ARankThatDiesBeforeItHasToldOfItselfIsNamed) {
   EXPECT_EQ(End(rank0).err,
             absl::StrCat("DEADLINE_EXCEEDED: rendezvous ", Tcp(port),
                          ": rank 1 of 2 has not come within 2 s\n"));
+}
+
+TEST(StartupTest, RanksOfDifferentBuildsAreToldApart) {
+  const std::string here = BuildStamp();
+  EXPECT_THAT(here, testing::ContainsRegex("protocol [0-9]+, libtorch [0-9]"));
+  EXPECT_NE(BuildId(), "");
+  for (const char* how : {"protocol", "age", "file"}) {
+    const int port = FreePort();
+    Process rank0(InitArgs(0, Tcp(port)), Program("init"));
+    Process rank1({}, Program(absl::StrCat("another ", how), port));
+    const Finished run = End(rank0);
+    EXPECT_EQ(run.code, 1);
+    if (how == std::string("file")) {
+      // It goes on, in vain here.
+      EXPECT_THAT(run.err,
+                  HasSubstr(absl::StrCat(
+                      "rank 1 runs another file than rank 0 (build ids "
+                      "0123456789ab and ",
+                      BuildId(), "); if it is not meant to, give all hosts")));
+      continue;
+    }
+    EXPECT_EQ(run.err,
+              absl::StrCat("FAILED_PRECONDITION: the ranks are of different "
+                           "builds: rank 0 is of ",
+                           here, ", rank 1 of ",
+                           how == std::string("age")
+                               ? "a build that is older than this check"
+                               : "protocol 0, libtorch 2.10.0",
+                           "; give all hosts the same build of the program\n"));
+  }
 }
 
 TEST(StartupTest, AFileWithSomethingElseInIt) {

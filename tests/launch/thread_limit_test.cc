@@ -3,19 +3,33 @@
 // ends well, or ends with an error; none is ended by a signal, and none hangs.
 // Needs root, to become a user who owns no process. This program run again with
 // kLimit set is a rank.
+//
+// And two ranks under --world whose host, limits or variables are at fault: the
+// error names the cause, and what to do. With kCause set this program is those.
 #include <fcntl.h>
 #include <grp.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/env.h"
@@ -29,25 +43,31 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/fork_server.h"
+#include "tests/support/process.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
 namespace {
 
 using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr char kLimit[] = "TESSERA_THREAD_LIMIT";
+constexpr char kCause[] = "TESSERA_CAUSE";  // "name" or "name number"
 constexpr uid_t kUser = 54321;
 constexpr int kRanks = 2;
 constexpr absl::Duration kStuck = absl::Seconds(30);
 
 // ---- the program of a rank ----
 
-absl::Status StartAndServe() {
-  char name[] = "program";
-  char timeout[] = "--startup_timeout=10";
-  char* argv[] = {name, timeout, nullptr};
-  int argc = 2;
+absl::Status StartAndServe(const std::string& world_flag = "") {
+  std::string name = "program";
+  std::string timeout = "--startup_timeout=10";
+  std::string flag = world_flag;
+  char* argv[] = {name.data(), timeout.data(), flag.data(), nullptr};
+  int argc = flag.empty() ? 2 : 3;
+  if (flag.empty()) argv[2] = nullptr;
   WorldOptions options;
   options.dump_folder = "off";
   options.collective_timeout = absl::Seconds(10);
@@ -70,6 +90,80 @@ int RankMain(const std::string& limit) {
   std::fprintf(stderr, "%s\n", status.ToString().c_str());
   Shutdown();
   return status.ok() ? 0 : 1;
+}
+
+// ---- what is at fault ----
+
+bool SetLoopback(bool up, bool with_address) {
+  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  ifreq lo = {};
+  std::strcpy(lo.ifr_name, "lo");
+  lo.ifr_flags = static_cast<short>(up ? IFF_UP | IFF_LOOPBACK : 0);
+  bool done = ioctl(fd, SIOCSIFFLAGS, &lo) == 0;
+  if (done && up && !with_address) {
+    auto* const address = reinterpret_cast<sockaddr_in*>(&lo.ifr_addr);
+    *address = {};
+    address->sin_family = AF_INET;  // 0.0.0.0 takes it away
+    done = ioctl(fd, SIOCSIFADDR, &lo) == 0;
+  }
+  close(fd);
+  return done;
+}
+
+bool SetLimit(decltype(RLIMIT_AS) which, rlim_t value) {
+  const rlimit both = {value, value};
+  return setrlimit(which, &both) == 0;
+}
+
+rlim_t AddressSpace() {
+  unsigned long pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
+}
+
+// Of this process, and the ranks that it will start.
+bool MakeCause(const std::string& name, int number) {
+  if (name == "files") return SetLimit(RLIMIT_NOFILE, number);
+  if (name == "address space") {
+    return SetLimit(RLIMIT_AS, AddressSpace() + (rlim_t{1} << 20) * number);
+  }
+  if (name == "no proc") {
+    return unshare(CLONE_NEWNS) == 0 &&
+           mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+           umount2("/proc", MNT_DETACH) == 0;
+  }
+  if (name == "lo down") return unshare(CLONE_NEWNET) == 0;
+  if (name == "lo bare") {
+    return unshare(CLONE_NEWNET) == 0 &&
+           SetLoopback(/*up=*/true, /*with_address=*/false);
+  }
+  return true;
+}
+
+int CauseMain(const std::string& cause) {
+  const std::vector<std::string> words = absl::StrSplit(cause, ' ');
+  int number = 0;
+  const bool has_number = absl::SimpleAtoi(words.back(), &number);
+  const std::string name =
+      has_number ? cause.substr(0, cause.rfind(' ')) : cause;
+  // Ranks have it from their launcher; but one whose address space is full
+  // could not be executed.
+  const bool in_ranks = name == "address space";
+  if ((getenv("RANK") != nullptr) == in_ranks && !MakeCause(name, number)) {
+    std::perror(cause.c_str());
+    return 98;
+  }
+  const absl::Status status =
+      CatchTorch("rank", [] { return StartAndServe("--world=2"); });
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  Shutdown();
+  return status.ok() ? 0 : 1;
+}
+
+Finished RunUnder(const std::string& cause, Env env = {}) {
+  env.emplace_back(kCause, cause);
+  env.emplace_back("OMP_NUM_THREADS", "1");
+  return Process({}, env).Finish(absl::Seconds(60));
 }
 
 // ---- the test ----
@@ -163,6 +257,52 @@ TEST(ThreadLimitTest, AnErrorAndNeverASignal) {
   EXPECT_EQ(seteuid(0), 0);
 }
 
+TEST(CauseTest, ErrorsNameWhatIsAtFaultAndWhatToDo) {
+  if (getuid() != 0) GTEST_SKIP() << "needs root";
+  const std::vector<std::pair<std::string, std::string>> causes = {
+      {"lo down", "loopback cannot be used.*ip link set lo up"},
+      {"lo bare", "loopback cannot be used.*ip addr add 127.0.0.1/8"},
+      {"no proc", "/proc/self/exe is not there; mount /proc"},
+      {"files 8", "ulimit -n"},
+      {"files 16", "ulimit -n"},
+  };
+  for (const auto& [cause, said] : causes) {
+    const Finished run = RunUnder(cause);
+    EXPECT_EQ(run.code, 1) << cause << ": " << run.err;
+    EXPECT_THAT(run.err, ContainsRegex(said)) << cause;
+  }
+}
+
+// From "not one more" on until it does. Whoever fails says of what.
+TEST(CauseTest, OfFilesThatMayBeOpen) {
+  int limit = 10;
+  for (; limit < 100; limit += 3) {
+    const Finished run = RunUnder(absl::StrCat("files ", limit));
+    if (run.code == 0) break;
+    EXPECT_THAT(run.err, ContainsRegex("ulimit -n|too many open files|"
+                                       "Too many open files"))
+        << limit;
+    EXPECT_LT(run.code, 128) << limit << ": " << run.err;
+  }
+  std::printf("two ranks need %d files\n", limit);
+  EXPECT_LT(limit, 100);
+}
+
+TEST(CauseTest, OfTheAddressSpace) {
+#if __has_feature(address_sanitizer)
+  GTEST_SKIP() << "which takes all of it";
+#endif
+  int mib = 1;
+  for (; mib < 2000; mib *= 2) {
+    const Finished run = RunUnder(absl::StrCat("address space ", mib));
+    if (run.code == 0) break;
+    EXPECT_THAT(run.err, ContainsRegex("ulimit -v|memory")) << mib;
+    EXPECT_THAT(run.err, Not(HasSubstr("limit of processes"))) << mib;
+  }
+  std::printf("two ranks need %d MiB of address space\n", mib);
+  EXPECT_LT(mib, 2000);
+}
+
 }  // namespace
 }  // namespace tessera
 
@@ -170,6 +310,8 @@ int main(int argc, char** argv) {
   tessera::ServeForks();
   const auto limit = tessera::EnvString(tessera::kLimit);
   if (limit.has_value()) return tessera::RankMain(*limit);
+  const auto cause = tessera::EnvString(tessera::kCause);
+  if (cause.has_value()) return tessera::CauseMain(*cause);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

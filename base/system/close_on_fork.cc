@@ -1,0 +1,110 @@
+// Why the inode beside the number: whoever closes one of these by close() alone
+// leaves a mark behind, and the number may be a file of the user's by then. A
+// child takes away only what is still the same.
+//
+// Why a table and no list: in the child other threads are gone, and may have
+// held any lock, that of malloc too. Only async-signal-safe calls are made
+// there.
+#include "base/system/close_on_fork.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+namespace tessera {
+namespace {
+
+// The kernel's own limit (fs.nr_open) unless it was raised. Of this table only
+// those pages take memory that are written.
+constexpr int kMaxDescriptors = 1 << 20;
+std::atomic<uint64_t> g_inodes[kMaxDescriptors];  // 0: not close-on-fork
+std::atomic<int> g_end{0};                        // beyond the last of these
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+pthread_mutex_t g_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+class NoForkMeanwhile {
+ public:
+  NoForkMeanwhile() { pthread_mutex_lock(&g_mutex); }
+  ~NoForkMeanwhile() { pthread_mutex_unlock(&g_mutex); }
+};
+
+void BeforeFork() { pthread_mutex_lock(&g_mutex); }
+void AfterForkInParent() { pthread_mutex_unlock(&g_mutex); }
+
+void AfterForkInChild() {
+  const int saved = errno;
+  int null = -1;
+  const int end = g_end.load();
+  for (int fd = 0; fd < end; ++fd) {
+    const uint64_t inode = g_inodes[fd].exchange(0);
+    struct stat now;
+    if (inode == 0 || fstat(fd, &now) != 0 || now.st_ino != inode) continue;
+    if (null < 0) null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (null < 0 || dup3(null, fd, O_CLOEXEC) != fd) close(fd);
+  }
+  if (null >= 0) close(null);
+  errno = saved;
+  pthread_mutex_unlock(&g_mutex);
+}
+
+void WatchForks() {
+  static const int registered =
+      pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
+  (void)registered;
+}
+
+void Mark(int fd) {
+  struct stat info;
+  if (fd < 0 || fd >= kMaxDescriptors || fstat(fd, &info) != 0) return;
+  g_inodes[fd] = info.st_ino;
+  int end = g_end.load();
+  while (end <= fd && !g_end.compare_exchange_weak(end, fd + 1)) {
+  }
+}
+
+// A number above 2, with its flags.
+int AwayFromStandard(int fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const int moved = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  const int error = errno;
+  close(fd);
+  errno = error;
+  return moved;
+}
+
+}  // namespace
+
+int OpenCloseOnFork(const std::function<int()>& open) {
+  WatchForks();
+  const NoForkMeanwhile no_fork;
+  const int fd = AwayFromStandard(open());
+  const int error = errno;
+  Mark(fd);
+  errno = error;
+  return fd;
+}
+
+void SetCloseOnFork(int fd) {
+  WatchForks();
+  Mark(fd);
+}
+
+bool IsCloseOnFork(int fd) {
+  return fd >= 0 && fd < kMaxDescriptors && g_inodes[fd] != 0;
+}
+
+int CloseDescriptor(int fd) {
+  if (!IsCloseOnFork(fd)) return close(fd);
+  const NoForkMeanwhile no_fork;
+  g_inodes[fd] = 0;
+  return close(fd);
+}
+
+}  // namespace tessera

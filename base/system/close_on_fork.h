@@ -1,0 +1,33 @@
+// Close-on-fork: for fork what O_CLOEXEC is for exec. A child that is forked and
+// goes on without exec (a data loader's worker, a helper that becomes a daemon)
+// would hold the sockets and locks by which others judge whether this process
+// lives: they would take the process for alive as long as the child lives.
+//
+//   parent   fd 7 -> connection        fd 8 -> lock         fd 9 -> user's file
+//   child    fd 7 -> /dev/null         fd 8 -> /dev/null    fd 9 -> user's file
+//
+// The numbers stay taken, so that a copy of an object that still has one does
+// not write into a file that the child opens later.
+//
+// Threads: all functions may be called from any thread. A fork waits while a
+// descriptor is opened or closed here, so that none slips through.
+#ifndef BASE_SYSTEM_CLOSE_ON_FORK_H_
+#define BASE_SYSTEM_CLOSE_ON_FORK_H_
+
+#include <functional>
+
+namespace tessera {
+
+// What `open`, which must not block, returns: -1, or a new descriptor, which a
+// forked child will not have. Never 0, 1 or 2, where others write.
+int OpenCloseOnFork(const std::function<int()>& open);
+
+// The same for one that is open. A fork meanwhile may see it or not.
+void SetCloseOnFork(int fd);
+bool IsCloseOnFork(int fd);
+
+// close() for all of these, and for any other descriptor.
+int CloseDescriptor(int fd);
+
+}  // namespace tessera
+#endif  // BASE_SYSTEM_CLOSE_ON_FORK_H_

@@ -1,0 +1,19 @@
+// Which of the system's limits is in the way, and what raises it: the system's
+// own words name none ("Resource temporarily unavailable").
+#ifndef BASE_SYSTEM_SYSTEM_LIMITS_H_
+#define BASE_SYSTEM_SYSTEM_LIMITS_H_
+
+#include <string>
+
+namespace tessera {
+
+// Of a call that wanted a descriptor and failed with `error`, an errno: "; this
+// process may have 16 files open ...", or "" for other errors.
+std::string DescriptorLimit(int error);
+
+// For 127.0.0.1 that cannot be listened or connected at, though nobody refuses
+// it: `why` are the system's words.
+std::string NoLoopback(const std::string& why);
+
+}  // namespace tessera
+#endif  // BASE_SYSTEM_SYSTEM_LIMITS_H_
