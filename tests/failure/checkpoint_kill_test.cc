@@ -88,19 +88,23 @@ struct Plan {
   int64_t after_us = -1;  // so long
   int64_t bandwidth = 0;
   bool loads = false;  // what is there, and goes on from its step
-  std::string clock;   // the one that the ranks follow (moved_clock.h)
+  // Each rank has children, forked in the middle of the armed save, that
+  // outlive it.
+  bool forks = false;
+  std::string clock;  // the one that the ranks follow (moved_clock.h)
 
   std::string ToText() const {
     return absl::StrCat(dir, " ", world_size, " ", stage, " ", async, " ",
                         saves, " ", armed, " ", victim, " ", all, " ", at_call,
-                        " ", after_us, " ", bandwidth, " ", loads, " ", clock);
+                        " ", after_us, " ", bandwidth, " ", loads, " ", forks,
+                        " ", clock);
   }
   static Plan FromText(const std::string& text) {
     Plan plan;
     std::istringstream(text) >> plan.dir >> plan.world_size >> plan.stage >>
         plan.async >> plan.saves >> plan.armed >> plan.victim >> plan.all >>
         plan.at_call >> plan.after_us >> plan.bandwidth >> plan.loads >>
-        plan.clock;
+        plan.forks >> plan.clock;
     return plan;
   }
 };
@@ -112,6 +116,19 @@ void Arm(const Plan& plan) {
     usleep(static_cast<useconds_t>(us));
     raise(SIGKILL);
   }).detach();
+}
+
+// Children that end once nobody has the other end of their socket.
+void ForkThree() {
+  for (int i = 0; i < 3; ++i) {
+    if (fork() == 0) {
+      char byte = 0;
+      while (read(ForkServer::kSocket, &byte, 1) != 0) {
+      }
+      _exit(0);
+    }
+    usleep(2000);
+  }
 }
 
 void Say(const std::string& line) {
@@ -144,9 +161,12 @@ absl::Status TrainAndSave(const Plan& plan, int argc, char** argv) {
     const bool armed = step == plan.armed;
     if (armed && world->rank() == plan.victim) Arm(plan);
     if (armed && plan.victim < 0) CountCalls({-1, kKill, plan.dir});
+    std::thread forker;
+    if (armed && plan.forks) forker = std::thread(ForkThree);
     SaveOptions save;
     save.async = plan.async;
     absl::Status saved = engine->SaveCheckpoint(plan.dir, "", save);
+    if (forker.joinable()) forker.join();
     if (saved.ok() && plan.async) {
       if (step == plan.saves) {  // training goes on beside it
         ++spec.steps;
@@ -189,6 +209,7 @@ class Job {
   explicit Job(const Plan& plan)
       : plan_(plan), store_(HostedStore::Start(plan.world_size).value()) {
     ForkServer* const server = ForkServer::Get().value();
+    TESSERA_CHECK(pipe2(hold_, O_CLOEXEC) == 0);
     for (int r = 0; r < plan.world_size; ++r) {
       Environment env =
           LocalRankEnvironment(r, plan.world_size, store_.Environment());
@@ -196,7 +217,7 @@ class Job {
       int pipe[2];
       TESSERA_CHECK(pipe2(pipe, O_CLOEXEC) == 0);
       fcntl(pipe[0], F_SETFL, O_NONBLOCK);
-      const pid_t pid = server->Fork(env, pipe[1], STDIN_FILENO).value();
+      const pid_t pid = server->Fork(env, pipe[1], hold_[0]).value();
       close(pipe[1]);
       ranks_.push_back({pid, pipe[0]});
     }
@@ -208,6 +229,9 @@ class Job {
         waitpid(rank.pid, nullptr, 0);
       }
       close(rank.output);
+    }
+    for (int fd : hold_) close(fd);  // ends the ranks' children
+    while (waitpid(-1, nullptr, WNOHANG) > 0) {
     }
   }
   Job(const Job&) = delete;
@@ -274,6 +298,7 @@ class Job {
     std::string words;
   };
   const Plan plan_;
+  int hold_[2];
   HostedStore store_;
   std::vector<Rank> ranks_;
   std::optional<absl::Duration> died_;
@@ -351,6 +376,7 @@ Plan PlanOf(int seed, const std::string& dir) {
   plan.async = seed / 4 % 2 == 1;
   plan.victim = static_cast<int>(up_to(plan.world_size));
   plan.all = up_to(4) == 0;
+  plan.forks = seed / 8 % 2 == 1;
   if (up_to(4) == 0) {
     plan.bandwidth = 200'000;  // some 50 ms
     plan.after_us = up_to(120'000);

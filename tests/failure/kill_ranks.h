@@ -14,6 +14,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -53,23 +54,34 @@ inline constexpr char kPhases[] = "ICFBSK";
 struct RankSpec {
   int stage = 0;
   bool marks = false;  // writes its phases
+  bool forks = false;  // has children that outlive it
   absl::Duration timeout = absl::Minutes(5);
   std::string folder;
   std::string clock;  // the one it follows (tests/failure/moved_clock.h)
 
   std::string ToText() const {
-    return absl::StrCat(stage, " ", marks ? 1 : 0, " ",
+    return absl::StrCat(stage, " ", marks ? 1 : 0, " ", forks ? 1 : 0, " ",
                         absl::FormatDuration(timeout), " ", folder, " ", clock);
   }
   static RankSpec FromText(const std::string& text) {
     std::string timeout;
     RankSpec spec;
-    std::istringstream(text) >> spec.stage >> spec.marks >> timeout >>
-        spec.folder >> spec.clock;
+    std::istringstream(text) >> spec.stage >> spec.marks >> spec.forks >>
+        timeout >> spec.folder >> spec.clock;
     absl::ParseDuration(timeout, &spec.timeout);
     return spec;
   }
 };
+
+// As a data loader's worker does: goes on without exec, and does not end with
+// its parent, but once nobody has the other end of its stdin.
+inline void ForkChild() {
+  if (fork() != 0) return;
+  char byte = 0;
+  while (read(STDIN_FILENO, &byte, 1) != 0) {
+  }
+  _exit(0);
+}
 
 // Trains until it is ended.
 inline absl::Status TrainForEver(const RankSpec& spec, int argc, char** argv) {
@@ -86,12 +98,14 @@ inline absl::Status TrainForEver(const RankSpec& spec, int argc, char** argv) {
   options.collective_timeout = spec.timeout;
   options.dump_folder = spec.folder;
   TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv, options));
+  if (spec.forks) ForkChild();
   enter('C');
   auto model = BuildModel("Mlp", world->rank());
   TrainingSpec training;
   training.stage = spec.stage;
   TESSERA_ASSIGN_OR_RETURN(auto engine,
                            MakeEngine(model, training, world->communicator()));
+  if (spec.forks) ForkChild();
   for (int64_t step = 0;; ++step) {
     enter('F');
     TESSERA_ASSIGN_OR_RETURN(at::Tensor loss, CatchTorch("forward", [&] {
@@ -103,7 +117,12 @@ inline absl::Status TrainForEver(const RankSpec& spec, int argc, char** argv) {
     TESSERA_RETURN_IF_ERROR(engine->Step());
     if (step % 3 != 2) continue;
     enter('K');
-    TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(spec.folder + "/state"));
+    // In the middle of the first save.
+    std::thread forker;
+    if (spec.forks && step == 2) forker = std::thread(ForkChild);
+    const absl::Status saved = engine->SaveCheckpoint(spec.folder + "/state");
+    if (forker.joinable()) forker.join();
+    TESSERA_RETURN_IF_ERROR(saved);
   }
 }
 
@@ -148,6 +167,7 @@ class Ranks {
         bool rank0_hosts = false)
       : ranks_(world_size) {
     if (!rank0_hosts) store_ = HostedStore::Start(world_size).value();
+    if (pipe2(hold_, O_CLOEXEC) != 0) abort();
     port_ = rank0_hosts ? static_cast<uint16_t>(FreePort()) : store_->port();
     for (int r = 0; r < world_size; ++r) {
       RankSpec own = spec;
@@ -164,6 +184,7 @@ class Ranks {
       close(rank.out);
       close(rank.err);
     }
+    for (int fd : hold_) close(fd);  // ends the ranks' children
   }
 
   Rank& operator[](int r) { return ranks_[r]; }
@@ -216,7 +237,9 @@ class Ranks {
     child.env.emplace_back("OMP_NUM_THREADS", "1");
     child.env.emplace_back("TMPDIR", spec.folder);
     child.env.emplace_back(kProgram, spec.ToText());
-    child.fds = {{out[1], STDOUT_FILENO}, {err[1], STDERR_FILENO}};
+    child.fds = {{out[1], STDOUT_FILENO},
+                 {err[1], STDERR_FILENO},
+                 {hold_[0], STDIN_FILENO}};
     ranks_[r].pid = SpawnSelf(child).value();
     close(out[1]);
     close(err[1]);
@@ -245,6 +268,7 @@ class Ranks {
   }
 
   std::optional<HostedStore> store_;
+  int hold_[2];  // the ranks' stdin
   uint16_t port_ = 0;
   std::vector<Rank> ranks_;
 };

@@ -1,5 +1,7 @@
 // Training in real processes, one of which is killed, or stopped, at a seeded
-// instant: what the others say, how soon, and what is left behind. This program
+// instant: what the others say, how soon, and what is left behind. In every
+// second run each rank has children, forked before and in the middle of a save,
+// that outlive it. This program
 // run again with kProgram set is a rank.
 //
 //   kill_test [--seeds=20] [--first_seed=0] [--moving_clock=0]
@@ -97,12 +99,14 @@ struct Plan {
   absl::Duration delay;
   bool rank0_hosts;
   bool clock_moves;
+  bool forks;
 
   std::string ToText() const {
     return absl::StrCat("stage ", stage, ", ", world_size, " ranks, rank ",
                         victim, " in phase ", std::string(1, phase), " number ",
                         times, " after ", absl::FormatDuration(delay),
                         rank0_hosts ? ", rank 0 hosts the store" : "",
+                        forks ? ", with children" : "",
                         clock_moves ? ", the clock is set" : "");
   }
 };
@@ -125,6 +129,7 @@ Plan PlanOf(int seed) {
   // Nobody can tell of a rank that never came to a store without a launcher.
   plan.rank0_hosts = plan.phase != 'I' && plan.phase != 'C' && up_to(3) == 0;
   plan.clock_moves = g_moving_clock > 0 && seed % g_moving_clock == 0;
+  plan.forks = up_to(2) == 0;
   return plan;
 }
 
@@ -138,6 +143,7 @@ TEST(KillTest, TheSurvivorsEndSoonAndNameTheDead) {
     MovedClock clock(clock_folder.path() + "/clock");
     RankSpec spec;
     spec.stage = plan.stage;
+    spec.forks = plan.forks;
     spec.folder = folder.path();
     if (plan.clock_moves) {
       spec.clock = clock_folder.path() + "/clock";
@@ -166,6 +172,8 @@ TEST(KillTest, TheSurvivorsEndSoonAndNameTheDead) {
             << "rank " << r << " wrote\n"
             << ranks[r].words;
       }
+      // Nor do its children listen in its place.
+      EXPECT_FALSE(plan.rank0_hosts && IsListening(port));
     }
     for (const std::string& name : folder.Names()) {
       EXPECT_THAT(name, testing::StartsWith("state"));

@@ -36,6 +36,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 constexpr char kProgram[] = "TESSERA_MULTIHOST_PROGRAM";
@@ -298,6 +299,48 @@ TEST_F(MultihostTest, Rank0IsNotOnItsHost) {
                          "' does not lead to that host; give all ranks rank "
                          "0's host as MASTER_ADDR or --rendezvous, or start "
                          "rank 0 there\n"));
+}
+
+// At rank 1, or at both; Gloo's words are not enough.
+TEST_F(MultihostTest, AnInterfaceThatGlooCannotListenAt) {
+  MakeHosts("beta");
+  if (IsSkipped() || HasFatalFailure()) return;
+  for (const char* name : {"^lo,docker", "lo", "cabel"}) {
+    for (const bool both : {true, false}) {
+      std::vector<std::unique_ptr<Process>> ranks;
+      for (int r = 0; r < 2; ++r) {
+        Env env = {{"RANK", absl::StrCat(r)},    {"WORLD_SIZE", "2"},
+                   {"LOCAL_RANK", "0"},          {"LOCAL_WORLD_SIZE", "1"},
+                   {"MASTER_ADDR", kAlpha},      {"MASTER_PORT", "29500"},
+                   {kBackend, "gloo"}};
+        if (both || r == 1) env.emplace_back("GLOO_SOCKET_IFNAME", name);
+        ranks.push_back(Start(r, env, /*startup_timeout=*/20));
+      }
+      for (const auto& rank : ranks) {
+        const Finished run = rank->Finish(absl::Seconds(40));
+        EXPECT_EQ(run.code, 1);
+        EXPECT_THAT(
+            run.err,
+            ContainsRegex(absl::StrCat(
+                "^INVALID_ARGUMENT: rank [01]: GLOO_SOCKET_IFNAME is '",
+                name[0] == '^' ? "\\" : "", name,
+                "': .*; this host has cable \\(10.77.0.[12].*\\), lo "
+                "\\(127.0.0.1.*\\); set it to the one")));
+      }
+    }
+  }
+}
+
+TEST_F(MultihostTest, TheInterfaceThatGlooIsTold) {
+  MakeHosts("beta");
+  if (IsSkipped() || HasFatalFailure()) return;
+  backend_ = "gloo";
+  EXPECT_EQ(RunOnHosts([&](int r) {
+              Env env = Torchrun(r, kAlpha);
+              env.emplace_back("GLOO_SOCKET_IFNAME", "cable");
+              return env;
+            }),
+            OneHostLines());
 }
 
 TEST_F(MultihostTest, AKilledRankEndsThoseOfBothHosts) {
