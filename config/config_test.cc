@@ -288,7 +288,7 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "min_state_bytes: 65536 gradients: false early_step: true "
       "early_bytes: 2147483648 } } "
       "precision { fp32_norms: false cast_inputs: true libtorch_exact: false "
-      "libtorch_fused: false } "
+      "libtorch_fused: false max_skipped_in_a_row: 50 } "
       "gradient_allreduce_op: \"mean\" memory_breakdown: false "
       "wall_clock_breakdown: false "
       "activation_checkpointing { cpu_checkpointing: false policy: \"full\" "

@@ -89,6 +89,29 @@ TEST(Fp16, BoundsOfADynamicScaleHoldForOneOnly) {
   }
 }
 
+// A dynamic scale may skip more steps than that before it is low enough.
+TEST(SkippedSteps, MayBeSoManyInARow) {
+  const auto most = [](absl::string_view members) {
+    const auto config = ParseConfig(With(members), "f.json", 1);
+    TESSERA_EXPECT_OK(config.status());
+    return config.ok() ? config->precision().max_skipped_in_a_row() : -1;
+  };
+  EXPECT_EQ(most("\"bf16\": {\"enabled\": true}"), 50);
+  EXPECT_EQ(most("\"fp16\": {\"enabled\": true}"), 50);
+  EXPECT_EQ(most("\"fp16\": {\"enabled\": true, \"hysteresis\": 90, "
+                 "\"initial_scale_power\": 20}"),
+            110);
+  EXPECT_EQ(most("\"fp16\": {\"enabled\": true, \"hysteresis\": 90, "
+                 "\"loss_scale\": 2}"),
+            50);
+  EXPECT_EQ(most("\"precision\": {\"max_skipped_in_a_row\": 0}"), 0);
+  EXPECT_EQ(most("\"precision\": {\"max_skipped_in_a_row\": 7}, \"fp16\": "
+                 "{\"enabled\": true, \"initial_scale_power\": 100}"),
+            7);
+  EXPECT_EQ(FaultOf(With("\"precision\": {\"max_skipped_in_a_row\": -1}")),
+            "precision.max_skipped_in_a_row: expected at least 0, got -1");
+}
+
 TEST(Bf16, HasTwoNames) {
   for (const char* name : {"bf16", "bfloat16"}) {
     const std::string json =
@@ -292,7 +315,8 @@ TEST(Precision, AllKeys) {
   EXPECT_EQ(config.precision().ShortDebugString(),
             "fp32_norms: true "
             "fp32_classes: \"Router\" cast_inputs: false "
-            "libtorch_exact: false libtorch_fused: false");
+            "libtorch_exact: false libtorch_fused: false "
+            "max_skipped_in_a_row: 50");
 }
 
 TEST(Precision, FaultsAreNamed) {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -35,6 +36,19 @@ void CheckDynamicScale(const proto::Fp16& fp16, Faults* faults) {
   };
   check("fp16.loss_scale_window", fp16.loss_scale_window());
   check("fp16.min_loss_scale", fp16.min_loss_scale());
+}
+
+// More than a run that trains ever has: a dynamic scale comes down from its
+// first value by one skipped step for each power of 2.
+int64_t SkipsInARow(const proto::Fp16& fp16) {
+  constexpr int64_t kEnough = 50;
+  if (!fp16.enabled() || fp16.loss_scale() != 0) return kEnough;
+  int64_t all = 0;
+  if (__builtin_add_overflow(fp16.hysteresis(), fp16.initial_scale_power(),
+                             &all)) {
+    return fp16.hysteresis();
+  }
+  return std::max(kEnough, all);
 }
 
 // DeepSpeed asks for the same.
@@ -174,6 +188,9 @@ void ResolvePrecision(proto::Config* config, Faults* faults) {
   ResolveNarrowStates(config, faults);
   proto::Precision& precision = *config->mutable_precision();
   FillDefaults(&precision);
+  if (!precision.has_max_skipped_in_a_row()) {
+    precision.set_max_skipped_in_a_row(SkipsInARow(config->fp16()));
+  }
   faults->CheckNoneEmpty("precision.fp32_classes", precision.fp32_classes());
   if (config->fp16().auto_cast() && !precision.cast_inputs()) {
     faults->Add("precision.cast_inputs",

@@ -134,6 +134,7 @@ void FillTorch(const std::string& type, proto::SchedulerParams* params) {
   if (type == "CosineAnnealingLR" || type == "CosineAnnealingWarmRestarts") {
     TESSERA_DEFAULT(eta_min, 0);
   }
+  if (type == "CosineAnnealingLR") TESSERA_DEFAULT(after, "rise");
   if (type == "CosineAnnealingWarmRestarts") TESSERA_DEFAULT(t_mult, 1);
 }
 

@@ -382,7 +382,11 @@ void CheckpointManager::LogReport() {
 }
 
 std::string CheckpointManager::Report() const {
-  if (saves_ == 0) return "no checkpoint saved";
+  if (saves_ == 0) {
+    return last_->step < 0 ? "no checkpoint saved"
+                           : absl::StrCat("nothing to save, step ", last_->step,
+                                          " is saved already");
+  }
   std::string report = absl::StrCat(
       saves_, saves_ == 1 ? " save, " : " saves, ",
       absl::FormatDuration(absl::Trunc(cost_ / saves_, absl::Milliseconds(1))),

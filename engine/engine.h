@@ -131,8 +131,9 @@ class Engine {
   // gradients. Elsewhere: counts and does nothing. FailedPrecondition without a
   // Backward of this engine since the last Step, with gradients that did not
   // come through Backward or were not reduced, with parameters registered after
-  // Create. OutOfRange if fp16's dynamic scale cannot be halved any more, with
-  // the first parameters that were not finite. COLLECTIVE.
+  // Create. OutOfRange if precision.max_skipped_in_a_row steps in a row were
+  // skipped, or fp16's dynamic scale cannot be halved any more, with the first
+  // parameters whose gradients were not finite. COLLECTIVE.
   //
   // On devices that have kernels for all of it it waits for no stream: whether
   // gradients overflowed, and their norm, only the device knows when it
@@ -400,7 +401,10 @@ class Engine {
   const std::string& auto_reason() const;
   // EngineOptions::plan, or what Create has planned; null: neither.
   const std::shared_ptr<const PlanReport>& plan() const;
-  // Optimizer steps done. LOCAL; may wait, see last_step.
+  // Optimizer steps done; one that was skipped (last_step().skipped) does not
+  // count, and `while (engine->step() < steps)` makes it again with the next
+  // batch. Logs, monitors and checkpoints number steps so. LOCAL; may wait, see
+  // last_step.
   int64_t step() const;
   // The number that step() has, unless the last step was skipped; and that of
   // steps done or skipped. Neither waits for the device. LOCAL.

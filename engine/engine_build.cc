@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "engine/engine_impl.h"
@@ -45,6 +46,27 @@ std::string ListOf(absl::Span<const FlatPlan> flats) {
                     "; ");
   }
   return list;
+}
+
+// Gradients of float16 below 6e-8 are 0 without a scale of the loss, and train
+// nothing.
+void WarnOfUnscaledHalf(const EngineParts& parts) {
+  if (parts.optimizer == nullptr || parts.scaler.has_value()) return;
+  int64_t count = 0;
+  const std::string* first = nullptr;
+  for (const auto& flat : parts.flats) {
+    if (!flat->trainable() || flat->dtype() != at::kHalf) continue;
+    for (const auto& p : flat->parameters()) {
+      if (count++ == 0) first = &p.name;
+    }
+  }
+  if (first == nullptr) return;
+  TESSERA_LOG_RANK0(WARNING)
+      << "parameter '" << *first << "'"
+      << (count > 1 ? absl::StrCat(" and ", count - 1, " more are") : " is")
+      << " float16, and fp16 is not enabled: the loss is not scaled, so small "
+         "gradients become 0; set \"fp16\": {\"enabled\": true}, which scales "
+         "it, or \"bf16\", or train a float32 module";
 }
 
 }  // namespace
@@ -98,13 +120,22 @@ absl::StatusOr<std::vector<bool>> Engine::Impl::AgreeOnModule(
     TESSERA_RETURN_IF_ERROR(
         CheckEqual(partition.units, parts_->comm.get(), /*values=*/false)
             .status());
+    if (!partition.ignored.empty()) {
+      TESSERA_RETURN_IF_ERROR(CheckIgnoredEqual(
+          partition.ignored, parts_->comm.get(), /*values=*/false));
+    }
     TESSERA_RETURN_IF_ERROR(BroadcastFromRank0(*parts_->module, partition.units,
+                                               partition.ignored,
                                                parts_->comm.get()));
   }
   TESSERA_ASSIGN_OR_RETURN(
       std::vector<bool> trainable,
       CheckEqual(partition.units, parts_->comm.get(), /*values=*/true));
   if (!options.buffers_may_differ) {
+    if (!partition.ignored.empty()) {
+      TESSERA_RETURN_IF_ERROR(CheckIgnoredEqual(
+          partition.ignored, parts_->comm.get(), /*values=*/true));
+    }
     TESSERA_RETURN_IF_ERROR(
         CheckBuffersEqual(*parts_->module, parts_->comm.get()));
   }
@@ -181,6 +212,7 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
                                                   std::move(expected));
   trainer_.memory().Begin();
   trainer_.tracer().Begin();
+  WarnOfUnscaledHalf(*parts_);
   return absl::OkStatus();
 }
 

@@ -1,5 +1,6 @@
 #include "engine/engine_impl.h"
 
+#include <exception>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -24,7 +25,7 @@
 namespace tessera {
 namespace {
 
-TrainingState StateOf(EngineParts& parts, int64_t step) {
+TrainingState StateOf(EngineParts& parts, const RunPlace& place) {
   return {*parts.module,
           parts.flats,
           parts.optimizer.get(),
@@ -37,9 +38,54 @@ TrainingState StateOf(EngineParts& parts, int64_t step) {
           parts.device(),
           parts.shard_group->world_size(),
           parts.stage,
-          step,
+          place.step,
+          place.skipped_steps,
+          place.samples,
+          parts.config.train_batch_size(),
           ConfigToJson(parts.config),
           parts.config.checkpoint().use_node_local_storage()};
+}
+
+// Where a run is that goes on from it. Older checkpoints count no samples.
+RunPlace PlaceOf(const EngineParts& parts, const LoadedState& loaded) {
+  RunPlace place;
+  place.step = loaded.step;
+  place.skipped_steps = loaded.skipped_steps;
+  place.samples =
+      loaded.samples.value_or(loaded.step * parts.config.train_batch_size());
+  return place;
+}
+
+std::string WasAndIs(absl::string_view what, int64_t was, int64_t is) {
+  return was == is ? absl::StrCat(", ", what, " ", is)
+                   : absl::StrCat(", ", what, " ", was, " -> ", is);
+}
+
+// What goes on, for people: "->" where something has changed.
+std::string DescribeLoaded(const EngineParts& parts, const std::string& dir,
+                           const LoadedState& loaded,
+                           const std::optional<RunPlace>& place) {
+  if (!place.has_value()) {
+    return absl::StrCat("loaded parameters and buffers of step ", loaded.step,
+                        " from ", dir,
+                        "; optimizer states and step stay this run's");
+  }
+  std::string text = absl::StrCat("resumed at step ", place->step, " (",
+                                  place->samples, " samples) from ", dir);
+  absl::StrAppend(
+      &text,
+      WasAndIs("ranks", loaded.report.world_size, parts.comm->world_size()),
+      WasAndIs("stage", loaded.report.stage, parts.stage));
+  const int64_t batch = parts.config.train_batch_size();
+  const int64_t was = loaded.batch.value_or(batch);
+  absl::StrAppend(&text, WasAndIs("batch", was, batch));
+  if (was != batch) {
+    absl::StrAppend(&text,
+                    ": a step has other samples than before, so a learning "
+                    "rate, schedule and number of steps that were chosen for ",
+                    was, " mean something else");
+  }
+  return text;
 }
 
 // Owners' masters reach all working copies, and libtorch learns of the change.
@@ -80,9 +126,12 @@ Engine::Impl::~Impl() {
     TESSERA_LOG(ERROR) << "of the last Step, and nobody has asked: "
                        << untold.message();
   }
+  if (!parts_->closed && std::uncaught_exceptions() == 0) {
+    trainer_.End(/*wait=*/false);
+  }
   if (observer_ != nullptr) {
-    observer_->Complete(trainer_.last_step());
-    observer_->Abandon(trainer_.updates());
+    observer_->Complete(trainer_.last_step(), trainer_.place());
+    observer_->Abandon();
   }
   parts_->before_change = nullptr;
   if (parts_->stream != nullptr) {
@@ -132,9 +181,10 @@ absl::Status Engine::Impl::Close() {
   ExclusiveScope exclusive(parts_.get(), "Engine::Close");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   exclusive.Dismiss();
+  trainer_.End(/*wait=*/true);
   if (observer_ != nullptr) {
-    observer_->Complete(trainer_.last_step());
-    observer_->Close(trainer_.updates());
+    observer_->Complete(trainer_.last_step(), trainer_.place());
+    observer_->Close();
   }
   for (const auto& flat : parts_->flats) {
     const absl::Status released =
@@ -206,7 +256,7 @@ absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,
     how.after_commit = std::move(options.after_commit);
     how.replace = options.replace;
     how.saved_unix_micros = options.saved_unix_micros;
-    return saver_.Save(dir, StateOf(*parts_, trainer_.step()), client_state,
+    return saver_.Save(dir, StateOf(*parts_, trainer_.place()), client_state,
                        std::move(how), std::move(options.on_end));
   });
 }
@@ -218,7 +268,7 @@ absl::Status Engine::Impl::SaveSafetensors(
   TESSERA_RETURN_IF_ERROR(exclusive.Begin(trainer_.CheckNotFailed()));
   TESSERA_RETURN_IF_ERROR(exclusive.Commit(CheckBeforeSave(parts_.get())));
   return CatchAnnounced(parts_->comm.get(), "SaveSafetensors", [&] {
-    return WriteSafetensorsOf(StateOf(*parts_, trainer_.step()), dir, options);
+    return WriteSafetensorsOf(StateOf(*parts_, trainer_.place()), dir, options);
   });
 }
 
@@ -242,7 +292,7 @@ absl::StatusOr<LoadCheckpointReport> Engine::Impl::LoadCheckpoint(
   bool changed = false;
   const absl::Status run = CatchTorch("LoadCheckpoint", [&] {
     loaded =
-        LoadState(dir, StateOf(*parts_, trainer_.step()), options, &changed);
+        LoadState(dir, StateOf(*parts_, trainer_.place()), options, &changed);
     return absl::OkStatus();
   });
   if (!run.ok()) return exclusive.Fail(run);
@@ -260,8 +310,10 @@ absl::StatusOr<LoadCheckpointReport> Engine::Impl::LoadCheckpoint(
   }
   TESSERA_RETURN_IF_ERROR(exclusive.Commit());
   // Gradients of other values are dropped in any case.
-  TESSERA_RETURN_IF_ERROR(trainer_.Resume(
-      options.model_only ? std::nullopt : std::make_optional(loaded->step)));
+  std::optional<RunPlace> place;
+  if (!options.model_only) place = PlaceOf(*parts_, *loaded);
+  TESSERA_RETURN_IF_ERROR(trainer_.Resume(place));
+  TESSERA_LOG_RANK0(INFO) << DescribeLoaded(*parts_, dir, *loaded, place);
   if (chose_stage_ && loaded->report.stage != parts_->stage &&
       loaded->report.world_size == parts_->comm->world_size()) {
     TESSERA_LOG_RANK0(WARNING)

@@ -28,8 +28,8 @@ struct StepMetrics {
     Histogram histogram;
   };
 
-  int64_t step = 0;         // optimizer steps so far, this one included
-  int64_t samples = 0;      // the same of samples, of all ranks
+  int64_t step = 0;         // optimizer steps done so far, as Engine::step()
+  int64_t samples = 0;      // of all ranks so far, of skipped steps, too
   double unix_seconds = 0;  // when the step ended
   std::vector<Scalar> scalars;
   std::vector<Text> texts;

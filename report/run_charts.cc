@@ -28,9 +28,10 @@ class Sorting {
   explicit Sorting(const RunFiles& run) : run_(run) {
     // No figures of a run's course.
     for (const char* const name :
-         {"time", "samples", "tokens", "skipped_steps", "ranks.slowest",
-          "ranks.fastest", "step_slowest_rank", "step_fastest_rank",
-          "forward_slowest_rank", "forward_fastest_rank"}) {
+         {"time", "samples", "tokens", "skipped", "skipped_steps",
+          "ranks.slowest", "ranks.fastest", "step_slowest_rank",
+          "step_fastest_rank", "forward_slowest_rank",
+          "forward_fastest_rank"}) {
       used_.insert(name);
     }
   }

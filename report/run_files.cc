@@ -77,6 +77,34 @@ void ReadTraces(const std::vector<std::string>& paths, RunFiles* run) {
   }
 }
 
+// Rows by the step that they are of, and for those of skipped steps, which
+// have the number of the step made last, by how many were skipped after it.
+class Rows {
+ public:
+  void Add(double step, Row row) {
+    const auto of = [&](const char* name) {
+      const auto it = row.find(name);
+      return it == row.end() || !std::isfinite(it->second) ? 0 : it->second;
+    };
+    // Files of versions that counted skipped steps as steps have no "skipped".
+    if (of("skipped") == 0) {
+      rows_.erase(rows_.lower_bound({step, 0}),
+                  rows_.upper_bound({step, kMost}));
+      rows_[{step, 0}] = std::move(row);
+    } else {
+      const double number = std::max(1.0, of("skipped_steps"));
+      rows_[{step, number}] = std::move(row);
+    }
+  }
+  const std::map<std::pair<double, double>, Row>& in_order() const {
+    return rows_;
+  }
+
+ private:
+  static constexpr double kMost = std::numeric_limits<double>::infinity();
+  std::map<std::pair<double, double>, Row> rows_;
+};
+
 }  // namespace
 
 std::vector<std::string> TracesIn(const std::string& folder) {
@@ -105,7 +133,7 @@ std::vector<std::string> TracesIn(const std::string& folder) {
 
 void ReadMetrics(absl::string_view text, absl::string_view name,
                  RunFiles* run) {
-  std::map<double, Row> rows;
+  Rows rows;
   int line_number = 0, broken = 0, first_broken = 0;
   std::string why;
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
@@ -121,7 +149,8 @@ void ReadMetrics(absl::string_view text, absl::string_view name,
       if (broken++ == 0) first_broken = line_number;
       continue;
     }
-    rows[step->second] = std::move(row);
+    const double number = step->second;
+    rows.Add(number, std::move(row));
   }
   if (broken > 0) {
     run->notes.push_back(absl::StrCat(
@@ -132,14 +161,14 @@ void ReadMetrics(absl::string_view text, absl::string_view name,
             : "",
         "; left out"));
   }
-  for (const auto& [step, row] : rows) {
+  for (const auto& [place, row] : rows.in_order()) {
     for (const auto& [key, value] : row) {
       if (key == "step") continue;
       std::vector<double>& values = run->series[key];
       values.resize(run->steps.size(), kNone);
       values.push_back(value);
     }
-    run->steps.push_back(step);
+    run->steps.push_back(place.first);
   }
   for (auto& [key, values] : run->series) {
     values.resize(run->steps.size(), kNone);

@@ -2,7 +2,8 @@
 //
 // What is written while a run goes on may end in half a line, and a run that
 // was continued has some steps twice. So a line that is no JSON object is left
-// out, with a note; of two lines of a step the later one counts.
+// out, with a note; of two lines of a step the later one counts, except that
+// each skipped step keeps its own beside the line of the step made before it.
 #ifndef REPORT_RUN_FILES_H_
 #define REPORT_RUN_FILES_H_
 

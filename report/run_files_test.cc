@@ -45,6 +45,23 @@ TEST(ReadMetricsTest, StepsInOrderAndGapsWhereNothingIs) {
   EXPECT_TRUE(run.notes.empty());
 }
 
+// A skipped step has the number of the one before it; a run that went on from
+// step 1 had them again.
+TEST(ReadMetricsTest, SkippedStepsHaveLinesOfTheirOwn) {
+  const auto line = [](int step, int skipped, int skipped_steps, int loss) {
+    return absl::StrCat("{\"step\": ", step, ", \"skipped\": ", skipped,
+                        ", \"skipped_steps\": ", skipped_steps,
+                        ", \"loss\": ", loss, "}\n");
+  };
+  RunFiles run;
+  ReadMetrics(absl::StrCat(line(1, 0, 0, 1), line(1, 1, 1, 2), line(1, 1, 2, 3),
+                           line(2, 0, 2, 4), line(2, 1, 3, 5), line(1, 1, 1, 6),
+                           line(1, 1, 2, 7), line(2, 0, 2, 8)),
+              "m", &run);
+  EXPECT_THAT(run.steps, ElementsAre(1, 1, 1, 2));
+  EXPECT_THAT(run.series["loss"], ElementsAre(1, 6, 7, 8));
+}
+
 TEST(ReadMetricsTest, BrokenLinesAreNoted) {
   RunFiles run;
   ReadMetrics(

@@ -44,6 +44,10 @@ SpanRecord EventOf(const JsonValue& json) {
   const JsonValue* const ahead = args->Find("ahead");
   event.ahead = ahead != nullptr && ahead->boolean;
   event.step = static_cast<int64_t>(NumberOf(*args, "step"));
+  // Older traces number steps so.
+  event.update = args->Find("update") == nullptr
+                     ? event.step
+                     : static_cast<int64_t>(NumberOf(*args, "update"));
   return event;
 }
 

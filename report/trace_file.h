@@ -22,7 +22,8 @@ struct SpanRecord {
   int64_t sequence = 0;   // in its group
   double queued = 0;      // before it began
   bool ahead = false;     // of a gather: before it was asked for
-  int64_t step = 0;       // of whole steps
+  int64_t step = 0;       // of whole steps: their number, and
+  int64_t update = 0;     // that of steps made or skipped until then
 };
 
 struct TraceFile {

@@ -127,6 +127,7 @@ class Summing {
                       TraceSummary* summary) {
     StepSummary sum;
     sum.step = step.step;
+    sum.update = step.update;
     sum.rank = index.of.rank;
     sum.total = (step.end - step.begin) / 1e3;
     IntervalSet communication, waits, reads, writes;
@@ -231,6 +232,7 @@ class Summing {
 StepSummary MeanOf(const std::vector<const StepSummary*>& of) {
   StepSummary mean;
   mean.step = of[0]->step;
+  mean.update = of[0]->update;
   const double n = static_cast<double>(of.size());
   for (const StepSummary* const each : of) {
     mean.total += each->total / n;
@@ -255,11 +257,11 @@ StepSummary MeanOf(const std::vector<const StepSummary*>& of) {
 }
 
 void AddMeans(TraceSummary* summary) {
-  std::map<int64_t, std::vector<const StepSummary*>> steps;
+  std::map<int64_t, std::vector<const StepSummary*>> updates;
   for (const StepSummary& each : summary->by_rank) {
-    steps[each.step].push_back(&each);
+    updates[each.update].push_back(&each);
   }
-  for (const auto& [step, of] : steps) summary->steps.push_back(MeanOf(of));
+  for (const auto& [update, of] : updates) summary->steps.push_back(MeanOf(of));
 }
 
 void AddRanks(const std::map<int, double>& late, TraceSummary* summary) {

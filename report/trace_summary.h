@@ -41,8 +41,9 @@ absl::string_view WaitCauseName(WaitCause cause);  // "not prefetched"
 
 // Milliseconds in all that follows.
 struct StepSummary {
-  int64_t step = 0;
-  int rank = -1;  // -1: means over ranks
+  int64_t step = 0;    // a skipped one has that of the step made in its place
+  int64_t update = 0;  // steps made or skipped
+  int rank = -1;       // -1: means over ranks
   double total = 0;
   double forward = 0, backward = 0, optimizer = 0;  // phases
   double communication = 0;  // with at least one collective or pull under way

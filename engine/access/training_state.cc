@@ -252,8 +252,10 @@ void DescribeTraining(const TrainingState& state,
     training->set_loss_scale(scaler.scale);
     training->set_clean_steps(scaler.clean_steps);
     training->set_hysteresis_left(scaler.hysteresis_left);
-    training->set_skipped_steps(scaler.skipped_steps);
   }
+  training->set_skipped_steps(state.skipped_steps);
+  training->set_samples(state.samples);
+  training->set_train_batch_size(state.batch);
 }
 
 // What no checkpoint can hold is not left out in silence.

@@ -44,7 +44,9 @@ struct TrainingState {
   // These and the next so many hold replicas of the same parts, and so on.
   int shard_group_size;
   int stage;
-  int64_t step;
+  int64_t step, skipped_steps;
+  int64_t samples;     // of all ranks, in these steps
+  int64_t batch;       // samples of a step
   std::string config;  // resolved, as JSON
   bool node_local;     // checkpoint.use_node_local_storage
 };
@@ -61,6 +63,9 @@ absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
 
 struct LoadedState {
   int64_t step = 0;
+  int64_t skipped_steps = 0;
+  // Absent in checkpoints of versions that did not count them.
+  std::optional<int64_t> samples, batch;
   LoadCheckpointReport report;
 };
 // Fills the owned parts, of what `options` (the same on all ranks) mean,

@@ -161,7 +161,8 @@ class Loading {
           "LoadCheckpointOptions::model_only loads parameters and buffers "
           "alone"));
     }
-    bool counts = manifest_.step() >= 0;
+    bool counts = manifest_.step() >= 0 && training.skipped_steps() >= 0 &&
+                  training.samples() >= 0;
     for (const auto& storage : manifest_.storages()) {
       for (const auto& tensor : storage.tensors()) {
         counts &= tensor.steps() >= 0;
@@ -208,6 +209,12 @@ class Loading {
     same_ranks_ = manifest_.files_size() == world_size &&
                   manifest_.training().world_size() == world_size;
     loaded_.step = manifest_.step();
+    const proto::CheckpointTraining& training = manifest_.training();
+    loaded_.skipped_steps = training.skipped_steps();
+    if (training.has_samples()) loaded_.samples = training.samples();
+    if (training.has_train_batch_size()) {
+      loaded_.batch = training.train_batch_size();
+    }
     loaded_.report.world_size = manifest_.training().world_size();
     loaded_.report.stage = manifest_.training().stage();
     loaded_.report.client_state = values_[kClientState];

@@ -200,8 +200,11 @@ double StepObserver::TakeTokens() {
          parts_->comm->world_size();
 }
 
-void StepObserver::EndStep(int64_t updates, const StepMemoryReport& memory) {
+void StepObserver::EndStep(int64_t updates, int64_t step_at_most,
+                           int64_t samples, const StepMemoryReport& memory) {
   updates_ = updates;
+  // By the number that it has unless it was skipped, which all ranks know.
+  const bool prints = Prints(step_at_most);
   const StepTimes times = clock_.EndStep();
   for (PrintInterval* interval : {&since_, &interval_}) {
     interval->Add(times, parts_->config.train_batch_size());
@@ -211,14 +214,14 @@ void StepObserver::EndStep(int64_t updates, const StepMemoryReport& memory) {
   for (Pending& pending : pending_) {
     if (!pending.exchange.started()) pending.exchange.Start(parts_->comm.get());
   }
-  if (writes_ || Prints(updates)) {
+  if (writes_ || prints) {
     const RankMetrics mine = RankMetricsOf(times, memory);
-    Pending pending{StepRecord(), RankExchange(mine, std::move(losses_)),
-                    StepMetrics(), since_, std::nullopt};
-    pending.record.step = updates;
-    pending.record.samples = updates * parts_->config.train_batch_size();
+    Pending pending{
+        updates,       StepRecord(), RankExchange(mine, std::move(losses_)),
+        StepMetrics(), since_,       std::nullopt};
+    pending.record.samples = samples;
     pending.record.unix_seconds = UnixSeconds();
-    if (Prints(updates)) pending.print = std::exchange(interval_, {});
+    if (prints) pending.print = std::exchange(interval_, {});
     // Not by whether this rank has its loss: one that had no data in this step
     // has none to wait for, and all are to queue the same.
     if (parts_->device().is_cpu()) pending.exchange.Start(parts_->comm.get());
@@ -236,12 +239,14 @@ void StepObserver::DropStep() {
   loss_weight_ = 0;
 }
 
-void StepObserver::Complete(const StepReport& report) {
+void StepObserver::Complete(const StepReport& report, const RunPlace& place) {
+  place_ = place;
   if (pending_.empty()) return;
   Pending& last = pending_.back();
-  if (last.record.step == updates_ && !last.completed) {
+  if (last.updates == updates_ && !last.completed) {
     last.completed = true;
     StepRecord& record = last.record;
+    record.step = place.step;
     for (const StepReport::Group& group : report.groups) {
       record.groups.push_back({group.name, group.learning_rate});
     }
@@ -306,16 +311,10 @@ void StepObserver::Print(const StepRecord& record,
   if (breakdown_) TESSERA_LOG(INFO) << BreakdownLine(interval);
 }
 
-void StepObserver::Close(int64_t updates) {
+void StepObserver::Close() {
   for (Pending& pending : pending_) {
     if (!pending.exchange.started()) pending.exchange.Start(parts_->comm.get());
   }
-  updates_ = updates;
-  End();
-}
-
-void StepObserver::Abandon(int64_t updates) {
-  updates_ = updates;
   End();
 }
 
@@ -328,8 +327,8 @@ void StepObserver::End() {
   StepMetrics& added = monitor_->added_;
   if (outputs_.has_value() && !(added.scalars.empty() && added.texts.empty() &&
                                 added.histograms.empty())) {
-    added.step = updates_;
-    added.samples = updates_ * parts_->config.train_batch_size();
+    added.step = place_.step;
+    added.samples = place_.samples;
     added.unix_seconds = UnixSeconds();
     outputs_->Write(std::exchange(added, {}));
   }

@@ -53,21 +53,24 @@ class StepObserver {
   void DropStep();
   // The outcome of the last step is to be settled, for Complete.
   bool awaits_outcome() const { return !pending_.empty(); }
-  // `report` is all of the last optimizer step, if there was one.
-  void Complete(const StepReport& report);
-  // An optimizer step was made or skipped, `updates` so far. `memory` is this
-  // one's.
-  void EndStep(int64_t updates, const StepMemoryReport& memory);
+  // `report` is all of the last optimizer step, if there was one, after which
+  // the run is at `place`.
+  void Complete(const StepReport& report, const RunPlace& place);
+  // An optimizer step was made or skipped, `updates` so far with `samples` of
+  // all ranks; `step_at_most`: as Engine's. `memory` is this one's.
+  void EndStep(int64_t updates, int64_t step_at_most, int64_t samples,
+               const StepMemoryReport& memory);
 
   // The last steps are told. REQUIRES: Complete. COLLECTIVE.
-  void Close(int64_t updates);
+  void Close();
   // The same without the other ranks, as far as they have not told theirs
   // already: the engine goes. LOCAL.
-  void Abandon(int64_t updates);
+  void Abandon() { End(); }
 
  private:
   // A step that is not told yet.
   struct Pending {
+    int64_t updates = 0;
     StepRecord record;
     RankExchange exchange;
     StepMetrics added;                   // by the program
@@ -101,6 +104,7 @@ class StepObserver {
   LossSum losses_;
   double loss_weight_ = 0;  // of BackwardOptions
   int64_t updates_ = 0;
+  RunPlace place_;          // at the last Complete
   PrintInterval since_;     // the last step that is told, tokens of this rank
   PrintInterval interval_;  // since the last line
   double print_tokens_ = 0;

@@ -170,6 +170,7 @@ StepMetrics MetricsOf(const StepRecord& record) {
   if (record.has_loss_scale) {
     to.Add("loss_scale", "Train/Samples/loss_scale", record.loss_scale);
   }
+  to.Add("skipped", "Train/Samples/skipped", record.skipped ? 1 : 0);
   to.Add("skipped_steps", "Train/Samples/skipped_steps",
          static_cast<double>(record.skipped_steps));
   AddSpeed(record, &to);

@@ -45,11 +45,18 @@ struct RankMetrics {
   static RankMetrics FromValues(absl::Span<const double> values);
 };
 
+// Where a run is.
+struct RunPlace {
+  int64_t step = 0;           // optimizer steps done
+  int64_t skipped_steps = 0;  // and skipped
+  int64_t samples = 0;        // of all ranks, in both
+};
+
 struct StepRecord {
   static constexpr double kUnknown = RankMetrics::kUnknown;
 
-  int64_t step = 0;     // steps done or skipped so far
-  int64_t samples = 0;  // of all ranks so far, with this configuration's batch
+  int64_t step = 0;     // optimizer steps done so far, as Engine::step()
+  int64_t samples = 0;  // of all ranks so far, in steps done or skipped
   double unix_seconds = 0;
 
   double loss = kUnknown;  // mean over ranks and micro-batches

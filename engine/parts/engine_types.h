@@ -57,7 +57,8 @@ struct EngineOptions {
   std::shared_ptr<Communicator> communicator;
   // Rank 0's parameters and buffers replace the others' at Create. Otherwise
   // both must be equal on all ranks (checked; InvalidArgument names the first
-  // that differs), or parameters alone.
+  // that differs), or parameters alone. Those of sharding.ignored_parameters
+  // are replaced, and count as buffers.
   bool sync_from_rank0 = false;
   bool buffers_may_differ = false;
   // Where the module is moved to (Module::to) before it is taken over; where it
@@ -142,9 +143,10 @@ struct OffloadReport {
 // What became of the last optimizer step.
 struct StepReport {
   // A gradient was not finite (fp16, bf16.check_grad_overflow): nothing was
-  // changed.
+  // changed, and Engine::step() is what it was. precision.max_skipped_in_a_row
+  // of them are an error of Step.
   bool skipped = false;
-  int64_t skipped_steps = 0;  // so far
+  int64_t skipped_steps = 0;  // so far, those before a checkpoint included
   double loss_scale = 1;      // that its losses were multiplied with
   double learning_rate = 0;   // of this step; 0 without an optimizer
   // The same of each group, "default" first: of parameters that are in no

@@ -137,8 +137,8 @@ std::unique_ptr<LrSchedule> TorchOf(const std::string& type, const Params& p,
     return std::make_unique<PolynomialLr>(p.total_iters(), p.power());
   }
   if (type == "CosineAnnealingLR") {
-    return std::make_unique<CosineAnnealingLr>(p.t_max(), p.eta_min() * factor,
-                                               after_warmup);
+    return std::make_unique<CosineAnnealingLr>(
+        p.t_max(), p.eta_min() * factor, after_warmup, p.after() == "hold");
   }
   if (type == "CosineAnnealingWarmRestarts") {
     return std::make_unique<CosineAnnealingWarmRestarts>(p.t_0(), p.t_mult(),

@@ -8,12 +8,14 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "base/file.h"
 #include "base/status_matchers.h"
@@ -226,6 +228,34 @@ TEST(RateSettingsTest, AllRatesAreScaledWithTheBatch) {
     }
     if (::testing::Test::HasFailure()) break;
   }
+}
+
+// What torch does not have: the lowest rate stays.
+TEST(RateTest, ACosineThatHolds) {
+  const std::string cosine =
+      R"({"type": "CosineAnnealingLR", "params": {"T_max": 4, "eta_min": 0.25%s}%s})";
+  const auto made = [&](const char* after, const char* warmup) {
+    return LrScheduleOf(
+        ConfigOf(absl::StrReplaceAll(
+                     cosine, {{"%s}%s", absl::StrCat(after, "}", warmup)}}),
+                 1));
+  };
+  const char kHold[] = R"(, "after": "hold")";
+  const char kWarmup[] = R"(, "warmup": {"num_steps": 3})";
+  const auto torchs = made("", ""), holds = made(kHold, "");
+  for (int64_t step = 0; step <= 4; ++step) {
+    EXPECT_EQ(holds->Rate(step, 1), torchs->Rate(step, 1));
+  }
+  for (int64_t step = 5; step <= 12; ++step) {
+    EXPECT_EQ(holds->Rate(step, 1), torchs->Rate(4, 1));
+  }
+  EXPECT_GT(torchs->Rate(5, 1), torchs->Rate(4, 1));
+  EXPECT_EQ(made(R"(, "after": "rise")", "")->Rate(5, 1), torchs->Rate(5, 1));
+  EXPECT_EQ(made(kHold, kWarmup)->Rate(20, 1), holds->Rate(4, 1));
+  EXPECT_EQ(torchs->RisesAfter(), 4);
+  EXPECT_EQ(made("", kWarmup)->RisesAfter(), 7);
+  EXPECT_EQ(holds->RisesAfter(), std::nullopt);
+  EXPECT_EQ(made(kHold, kWarmup)->RisesAfter(), std::nullopt);
 }
 
 }  // namespace

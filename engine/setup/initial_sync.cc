@@ -30,6 +30,9 @@ struct Print {
   uint64_t requires_grad;
 };
 
+constexpr char kParameter[] = "parameter";
+constexpr char kIgnored[] = "ignored parameter";
+
 uint64_t PrintOf(absl::string_view text) {
   return Fingerprint(text.data(), static_cast<int64_t>(text.size()));
 }
@@ -46,6 +49,31 @@ Print PrintOf(const NamedParameter& p, bool values) {
         Fingerprint(host.const_data_ptr(), static_cast<int64_t>(host.nbytes()));
   }
   return print;
+}
+
+// What the engine leaves alone may be of any kind.
+bool HasBytes(const at::Tensor& t) {
+  return t.layout() == at::kStrided && t.has_storage() && !t.is_meta();
+}
+
+absl::StatusOr<std::vector<Print>> PrintsOf(
+    absl::Span<const NamedParameter> ignored, bool values) {
+  std::vector<Print> prints;
+  TESSERA_RETURN_IF_ERROR(CatchTorch("comparison of parameters", [&] {
+    for (const NamedParameter& p : ignored) {
+      const bool has = HasBytes(p.tensor);
+      Print print{PrintOf(p.name), 0, 0, 0};
+      if (has) print.geometry = PrintOf(GeometryOf(p.tensor));
+      if (has && values) {
+        const at::Tensor host =
+            p.tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
+        print.values = Fingerprint(host.const_data_ptr(),
+                                   static_cast<int64_t>(host.nbytes()));
+      }
+      prints.push_back(print);
+    }
+  }));
+  return prints;
 }
 
 // What differs of one parameter; "" if nothing does.
@@ -84,8 +112,9 @@ absl::StatusOr<std::vector<std::vector<Print>>> ComparePrints(
                    "or set "
                    "EngineOptions::sync_from_rank0"
                  : "; build the same module on every rank",
-          values && kind == "buffer" ? ", or EngineOptions::buffers_may_differ"
-                                     : ""));
+          values && kind != kParameter
+              ? ", or EngineOptions::buffers_may_differ"
+              : ""));
     }
   }
   return all;
@@ -102,8 +131,20 @@ std::string GeometryOf(const at::Tensor& t) {
 
 absl::Status BroadcastFromRank0(const torch::nn::Module& module,
                                 absl::Span<const UnitPlan> plans,
+                                absl::Span<const NamedParameter> ignored,
                                 Communicator* comm) {
   TorchScope scope;
+  for (const NamedParameter& p : ignored) {
+    if (!HasBytes(p.tensor) || p.tensor.storage().nbytes() == 0) continue;
+    // It may be on another device than the collectives'.
+    const at::Tensor own = StorageBytes(p.tensor);
+    const at::Tensor sent =
+        own.to(plans[0].parameters[0].tensor.device(), own.scalar_type());
+    TESSERA_RETURN_IF_ERROR(
+        comm->Broadcast(sent, 0, CommTag{absl::StrCat("broadcast of ", p.name)})
+            .Wait());
+    if (!sent.is_same(own)) own.copy_(sent);
+  }
   for (const auto& plan : plans) {
     for (const auto& p : plan.parameters) {
       // Of which rank 0 has a part only; constructions must be the same.
@@ -135,8 +176,8 @@ absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
       parameters.push_back(p);
     }
   }
-  TESSERA_ASSIGN_OR_RETURN(
-      const auto all, ComparePrints(prints, parameters, "parameter", comm));
+  TESSERA_ASSIGN_OR_RETURN(const auto all,
+                           ComparePrints(prints, parameters, kParameter, comm));
   std::vector<bool> requires_grad(prints.size(), false);
   for (const auto& theirs : all) {
     for (size_t i = 0; i < theirs.size(); ++i) {
@@ -145,6 +186,16 @@ absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
     }
   }
   return requires_grad;
+}
+
+absl::Status CheckIgnoredEqual(absl::Span<const NamedParameter> ignored,
+                               Communicator* comm, bool values) {
+  TorchScope scope;
+  const auto prints = PrintsOf(ignored, values);
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(prints.status(), "Engine::Create"));
+  return ComparePrints(*prints, {ignored.begin(), ignored.end()}, kIgnored,
+                       comm)
+      .status();
 }
 
 absl::Status CheckBuffersEqual(const torch::nn::Module& module,

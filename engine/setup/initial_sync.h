@@ -16,10 +16,11 @@
 
 namespace tessera {
 
-// Rank 0's values of all parameters and buffers replace the others'.
-// COLLECTIVE.
+// Rank 0's values of all parameters, `ignored` ones that are strided among
+// them, and of all buffers replace the others'. COLLECTIVE.
 absl::Status BroadcastFromRank0(const torch::nn::Module& module,
                                 absl::Span<const UnitPlan> plans,
+                                absl::Span<const NamedParameter> ignored,
                                 Communicator* comm);
 
 // Checks that names, sizes and, if asked for, values of all parameters are the
@@ -28,6 +29,11 @@ absl::Status BroadcastFromRank0(const torch::nn::Module& module,
 // COLLECTIVE.
 absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
                                              Communicator* comm, bool values);
+
+// The same for parameters that the engine leaves alone, as far as they are
+// strided. COLLECTIVE.
+absl::Status CheckIgnoredEqual(absl::Span<const NamedParameter> ignored,
+                               Communicator* comm, bool values);
 
 // The same for the module's strided buffers, values too. COLLECTIVE.
 absl::Status CheckBuffersEqual(const torch::nn::Module& module,

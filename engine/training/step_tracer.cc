@@ -131,14 +131,15 @@ void StepTracer::EndForward() {
 
 void StepTracer::EndBackward() { phase_end_ = records_ ? TraceNow() : 0; }
 
-void StepTracer::EndStep(int64_t update) {
+void StepTracer::EndStep(int64_t step, int64_t update) {
   const proto::Trace& config = parts_->config.trace();
   if (!config.enabled()) return;
   ++steps_;
   if (records_) {
     const int64_t now = TraceNow();
-    AddTraceSpan({TraceTrack::kSteps, absl::StrCat("step ", update),
-                  step_begin_, now, "", -1, absl::StrCat("\"step\":", update)});
+    AddTraceSpan({TraceTrack::kSteps, absl::StrCat("step ", step), step_begin_,
+                  now, "", -1,
+                  absl::StrCat("\"step\":", step, ",\"update\":", update)});
     step_begin_ = phase_end_ = now;
     if (steps_ >= config.end_step()) Finish();
   } else if (steps_ + 1 == config.start_step() &&

@@ -32,8 +32,9 @@ class StepTracer {
   // else the program did.
   void EndForward();
   void EndBackward();
-  // An optimizer step has ended; `update`: its number, as Engine::updates().
-  void EndStep(int64_t update);
+  // An optimizer step has ended: its number, which a skipped one has in common
+  // with the one that is made in its place, and Engine::updates().
+  void EndStep(int64_t step, int64_t update);
   // The engine trains no more: writes what there is, and waits for the files.
   void End();
 

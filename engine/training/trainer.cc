@@ -114,6 +114,9 @@ absl::Status Trainer::Backward(const at::Tensor& loss,
     status = refusals.In(RunBackward(loss, options));
   }
   tracer_.EndBackward();
+  if (status.ok() && options.weight != 0.0) {
+    watch_.AddLoss(loss, step_ + 1);
+  }
   if (observer_ != nullptr) observer_->EndBackward();
   return status;
 }
@@ -226,6 +229,7 @@ absl::Status Trainer::CheckUpdate() {
 
 void Trainer::SetScheduledRate() {
   if (parts_->optimizer == nullptr) return;
+  watch_.AddRate(step_);
   std::vector<OptimizerOptions> options = ScheduledOptions(*parts_, step_);
   report_.learning_rate = options[0].lr;
   report_.groups.clear();
@@ -291,7 +295,9 @@ void Trainer::ReportOffload() {
 // ranks, which end it as it is and may go on.
 absl::Status Trainer::OptimizerStep() {
   TESSERA_RETURN_IF_ERROR(TakeOutcome());
-  if (observer_ != nullptr) observer_->Complete(report_);
+  if (observer_ != nullptr) {
+    observer_->Complete(report_, {step_, report_.skipped_steps, samples_});
+  }
   absl::Status status = parts_->gradients->TakeLooks();
   if (status.ok()) status = parts_->gradients->CheckNothingPending();
   if (status.ok()) status = CheckParametersKnown();
@@ -307,7 +313,7 @@ absl::Status Trainer::OptimizerStep() {
   TESSERA_RETURN_IF_ERROR(exclusive.Commit());
   EndStep();
   // The step is made, and the same on all ranks, whatever becomes of these.
-  if (!outcome_.has_value()) status = UpdateScale();
+  if (!outcome_.has_value()) status = JudgeOutcome();
   if (parts_->buffer_sync != nullptr) {
     status.Update(parts_->buffer_sync->Sync());
   }
@@ -324,6 +330,7 @@ void Trainer::EndStep() {
 }
 
 absl::Status Trainer::Step() {
+  watch_.NoteStepCall();
   TESSERA_RETURN_IF_ERROR(CheckStep());
   if (observer_ != nullptr) observer_->BeginStep();
   if (micro_steps_ + 1 < parts_->config.gradient_accumulation_steps()) {
@@ -347,9 +354,12 @@ absl::Status Trainer::Step() {
                                         [&] { return OptimizerStep(); }));
   }
   if (updates() == before) return status;
+  samples_ += parts_->config.train_batch_size();
   report_.memory = memory_.EndStep();
-  tracer_.EndStep(updates());
-  if (observer_ != nullptr) observer_->EndStep(updates(), report_.memory);
+  tracer_.EndStep(step_at_most_, updates());
+  if (observer_ != nullptr) {
+    observer_->EndStep(updates(), step_at_most_, samples_, report_.memory);
+  }
   return status;
 }
 
@@ -378,15 +388,15 @@ absl::Status Trainer::CheckAtBoundary() {
       "in the middle of a step; save after Step at an accumulation boundary");
 }
 
-absl::Status Trainer::Resume(std::optional<int64_t> step) {
+absl::Status Trainer::Resume(const std::optional<RunPlace>& place) {
   TESSERA_RETURN_IF_ERROR(ZeroGrad());
-  if (!step.has_value()) return absl::OkStatus();
+  if (!place.has_value()) return absl::OkStatus();
   outcome_.reset();  // of other values, as what it had to say
   failed_ = untold_ = absl::OkStatus();
-  step_ = step_at_most_ = *step;
-  if (parts_->scaler.has_value()) {
-    report_.skipped_steps = parts_->scaler->skipped_steps();
-  }
+  watch_.Restart();
+  step_ = step_at_most_ = place->step;
+  report_.skipped_steps = place->skipped_steps;
+  samples_ = place->samples;
   return absl::OkStatus();
 }
 

@@ -24,6 +24,7 @@
 #include "engine/observe/step_observer.h"
 #include "engine/parts/engine_parts.h"
 #include "engine/parts/engine_types.h"
+#include "engine/training/run_watch.h"
 #include "engine/training/step_memory_reporter.h"
 #include "engine/training/step_tracer.h"
 #include "optim/gradients/non_finite.h"
@@ -36,7 +37,7 @@ class Trainer {
  public:
   // `parts` outlives this.
   explicit Trainer(EngineParts* parts)
-      : parts_(parts), memory_(parts), tracer_(parts) {}
+      : parts_(parts), watch_(parts), memory_(parts), tracer_(parts) {}
 
   absl::Status Backward(const at::Tensor& loss, const BackwardOptions& options);
   absl::Status Step();
@@ -56,9 +57,14 @@ class Trainer {
   void NoteAutocast() { autocast_seen_ = true; }
   // FailedPrecondition in the middle of a step, or as CheckNotFailed.
   absl::Status CheckAtBoundary();
-  // Goes on from a checkpoint that has been loaded: after its step `step`;
-  // unset: of which the values alone were loaded. LOCAL.
-  absl::Status Resume(std::optional<int64_t> step);
+  // Waits as Settle. LOCAL.
+  RunPlace place() {
+    Settle();
+    return {step_, report_.skipped_steps, samples_};
+  }
+  // Goes on from a checkpoint that has been loaded, where it was saved; unset:
+  // of which the values alone were loaded. LOCAL.
+  absl::Status Resume(const std::optional<RunPlace>& place);
 
   // The outcome of the last step is known: where it was not, waits for the
   // device to say. Everything of an engine that depends on it is right then.
@@ -75,6 +81,13 @@ class Trainer {
   int64_t step_at_most() const { return step_at_most_; }
   // Optimizer steps made or skipped. LOCAL, waits for nothing.
   int64_t updates() const { return step_ + report_.skipped_steps; }
+
+  // The engine goes: says what is to be said of that. REQUIRES: what the parts
+  // hold is still there. LOCAL; with `wait`, waits for the device.
+  void End(bool wait) {
+    watch_.TellLoss(wait);
+    watch_.End();
+  }
 
   // Null: nobody looks on. It outlives all calls here.
   void SetObserver(StepObserver* observer) { observer_ = observer; }
@@ -122,7 +135,7 @@ class Trainer {
   ShardedStepOptions StepOptions() const;
   absl::Status UpdateParameters();
   void Report(const ShardedStepResult& result);
-  absl::Status UpdateScale();
+  absl::Status JudgeOutcome();
   absl::Status TakeOutcome();
   absl::Status RunBackward(const at::Tensor& loss,
                            const BackwardOptions& options);
@@ -140,6 +153,7 @@ class Trainer {
   std::optional<StepOutcome> outcome_;
   absl::Status untold_;  // of a step that had returned: the next Step's
   absl::Status failed_;  // the same, after which nothing goes on
+  RunWatch watch_;
   StepMemoryReporter memory_;
   StepTracer tracer_;
   StepObserver* observer_ = nullptr;
@@ -162,6 +176,7 @@ class Trainer {
   int64_t micro_steps_ = 0;  // Steps since the last optimizer step
   int64_t step_ = 0;
   int64_t step_at_most_ = 0;
+  int64_t samples_ = 0;  // so far, of all ranks, of steps made or skipped
 };
 
 }  // namespace tessera

@@ -93,15 +93,25 @@ void Trainer::StepEarly(const BackwardOptions& options,
 ShardedStepOptions Trainer::StepOptions() const {
   ShardedStepOptions options = parts_->settings.step;
   options.name_overflows =
-      options.name_overflows ||
+      options.name_overflows || watch_.names_next() ||
       (parts_->scaler.has_value() && parts_->scaler->ends_at_overflow());
   return options;
 }
 
-absl::Status Trainer::UpdateScale() {
-  if (!parts_->scaler.has_value()) return absl::OkStatus();
-  const absl::Status status = parts_->scaler->Update(report_.skipped);
-  if (status.ok()) return status;
+// An error after which a program may go on all the same: the scale stays, and
+// the next skipped step is the same error again.
+absl::Status Trainer::JudgeOutcome() {
+  absl::Status status;
+  if (parts_->scaler.has_value()) {
+    status = parts_->scaler->Update(report_.skipped);
+  }
+  const absl::Status judged =
+      watch_.AddOutcome(report_, step_, report_.loss_scale);
+  if (status.ok()) status = judged;
+  if (status.ok()) {
+    if (!parts_->settings.step.name_overflows) report_.non_finite.clear();
+    return status;
+  }
   constexpr size_t kNamed = 5;
   return absl::Status(
       status.code(),
@@ -136,7 +146,7 @@ void Trainer::Settle() {
   }
   Report(*result);
   if (result->skipped) parts_->optimizer->Uncount();
-  untold_ = UpdateScale();
+  untold_ = JudgeOutcome();
 }
 
 absl::Status Trainer::TakeUntold() {

@@ -51,6 +51,10 @@ class LrSchedule {
   // The rate that a warm-up before this schedule goes up to (warmup.h).
   virtual double WarmupTarget(double base_lr) const { return base_lr; }
 
+  // The step after which the rate goes up again, to the surprise of who trains
+  // on beyond it; unset: it does not, or that is what the schedule is for.
+  virtual std::optional<int64_t> RisesAfter() const { return std::nullopt; }
+
   // The state of a schedule that follows a metric; null: of the steps alone.
   virtual Plateau* plateau() { return nullptr; }
 };

@@ -12,6 +12,7 @@
 #define OPTIM_SCHEDULE_TORCH_SCHEDULES_H_
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -128,19 +129,28 @@ class PolynomialLr : public RecursiveSchedule {
   double power_;
 };
 
-// Half a cosine down to eta_min at T_max, and up again, and so on.
+// Half a cosine down to eta_min at T_max, and up again, and so on; or, which
+// torch does not have, it stays there (`holds`).
 class CosineAnnealingLr : public RecursiveSchedule {
  public:
-  CosineAnnealingLr(int64_t t_max, double eta_min, bool after_warmup)
-      : t_max_(t_max), eta_min_(eta_min), after_warmup_(after_warmup) {}
+  CosineAnnealingLr(int64_t t_max, double eta_min, bool after_warmup,
+                    bool holds)
+      : t_max_(t_max),
+        eta_min_(eta_min),
+        after_warmup_(after_warmup),
+        holds_(holds) {}
+  std::optional<int64_t> RisesAfter() const override {
+    return holds_ ? std::nullopt : std::make_optional(t_max_);
+  }
 
  private:
   double First(double base_lr) const override;
   double Next(int64_t step, double last, double base_lr) const override;
+  int64_t LastChange() const override { return holds_ ? t_max_ : INT64_MAX; }
 
   int64_t t_max_;
   double eta_min_;
-  bool after_warmup_;
+  bool after_warmup_, holds_;
 };
 
 // Half a cosine down to eta_min, again and again, each T_mult times as long.

@@ -37,6 +37,14 @@ double WarmupFirst::Rate(int64_t steps_done, double base_lr) const {
              : target * Factor(steps_done);
 }
 
+std::optional<int64_t> WarmupFirst::RisesAfter() const {
+  const std::optional<int64_t> after = then_->RisesAfter();
+  if (!after.has_value()) return std::nullopt;
+  int64_t both = 0;
+  if (__builtin_add_overflow(*after, o_.num_steps, &both)) return std::nullopt;
+  return both;
+}
+
 std::optional<LrSchedule::Betas> WarmupFirst::BetasAt(
     int64_t steps_done) const {
   return then_->BetasAt(std::max<int64_t>(0, steps_done - o_.num_steps));

@@ -40,6 +40,7 @@ class WarmupFirst : public LrSchedule {
   double Rate(int64_t steps_done, double base_lr) const override;
   // During the warm-up those of the other schedule's first step.
   std::optional<Betas> BetasAt(int64_t steps_done) const override;
+  std::optional<int64_t> RisesAfter() const override;
   Plateau* plateau() override { return then_->plateau(); }
 
  private:

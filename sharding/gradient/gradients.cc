@@ -161,6 +161,7 @@ std::optional<FlatGradient::Arrival> Gradients::HowInPlace(
 void Gradients::Arrived(int flat_index, int parameter,
                         const at::Tensor& tensor) {
   if (!runs()) {  // the user's own backward, or another engine's
+    any_outside_.store(true, std::memory_order_relaxed);
     GradAccesses* const accesses = accesses_[static_cast<size_t>(flat_index)]
                                             [static_cast<size_t>(parameter)];
     if (accesses != nullptr) --accesses->changes;  // libtorch's, to accumulate

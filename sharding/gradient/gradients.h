@@ -156,6 +156,10 @@ class Gradients {
   // Some flat was used outside of any graph since Zero.
   bool AnyUsedWithoutGrad() const;
 
+  // Autograd has made a gradient that is none of a Run: the user's own
+  // backward, or another engine's. LOCAL; from any thread.
+  bool any_outside() const { return any_outside_.load(); }
+
   // Runs since Zero that reduced, and did not fail: the same on all ranks.
   int64_t num_reductions() const { return num_reductions_; }
 
@@ -236,6 +240,7 @@ class Gradients {
   bool half_ = false;                    // gradients may be float16 somewhere
   WeightMeasure measure_;                // since Zero
   Weights weights_ = Weights::kUnknown;  // as the last agreement had them
+  std::atomic<bool> any_outside_ = false;
   double total_weight_ = 0;
   int64_t num_reductions_ = 0;
   // Of Runs that did not reduce: their weights, and what went wrong.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
@@ -321,6 +322,42 @@ TESSERA_RANK_FUNCTION(TrainInAGroup) {
 TEST(LrScheduleTest, AScheduleMultipliesEachGroupsOwnRate) {
   EXPECT_EQ(RunOnRanks(2, "TrainInAGroup", "group"),
             RunOnRanks(2, "TrainInAGroup", "alone"));
+}
+
+// args: scheduler.params.after. Steps beyond T_max; the rates.
+TESSERA_RANK_FUNCTION(TrainBeyondCosine) {
+  TrainingSpec spec;
+  proto::Config config = ConfigOf(spec);
+  proto::Scheduler* const scheduler = config.mutable_scheduler();
+  scheduler->set_type("CosineAnnealingLR");
+  scheduler->mutable_params()->set_t_max(2);
+  if (!args.empty()) {
+    scheduler->mutable_params()->set_after(std::string(args));
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
+                               world.communicator()));
+  std::string rates;
+  for (int step = 0; step < 6; ++step) {
+    TESSERA_RETURN_IF_ERROR(t.TrainStep(step));
+    absl::StrAppendFormat(&rates, "%.3f ", t.engine->last_step().learning_rate);
+  }
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  return rates;
+}
+
+TEST(LrScheduleTest, ASecondRiseOfACosineIsSaidOnce) {
+  const std::string words = "the learning rate rises again from optimizer step";
+  EXPECT_THAT(RunOnRanks(2, "TrainBeyondCosine", ""),
+              Each("0.010 0.005 0.000 0.005 0.010 0.005 "));
+  const std::string& said = RankPool::Get(2)->stderr_of(0);
+  EXPECT_THAT(said, HasSubstr(words + " 4 on, for 2 steps"));
+  EXPECT_THAT(said, HasSubstr("scheduler.params.after to \"hold\""));
+  EXPECT_EQ(said.find(words), said.rfind(words));
+  EXPECT_THAT(RankPool::Get(2)->stderr_of(1), "");
+  EXPECT_THAT(RunOnRanks(2, "TrainBeyondCosine", "hold"),
+              Each("0.010 0.005 0.000 0.000 0.000 0.000 "));
+  EXPECT_THAT(RankPool::Get(2)->stderr_of(0), "");
 }
 
 }  // namespace

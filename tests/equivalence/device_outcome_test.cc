@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
@@ -70,6 +71,53 @@ TEST_P(OutcomeTest, AnOverflowAtTheLeastScaleIsNamedByItsStep) {
   way_.fp16 = 0;
   EXPECT_THAT(RankPool::Get(2)->Run("LeastScale", TextOf(way_)),
               Each(IsOkAndHolds("OUT_OF_RANGE OK 1 1 OUT_OF_RANGE OK ")));
+}
+
+// Nothing but overflows, and losses that are infinite: which step says so, and
+// what all say.
+TESSERA_RANK_FUNCTION(SkipsForEver) {
+  TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
+  int steps = 1;
+  absl::Status status = run.TrainStep();
+  for (; status.ok() && steps < 60; ++steps) status = run.TrainStep(kOverflow);
+  const std::string said =
+      absl::StrCat(steps, " ", run.engine->step(), " ", status.ToString());
+  TESSERA_RETURN_IF_ERROR(run.Finish().status());
+  return said;
+}
+
+TEST_P(OutcomeTest, ARunThatSkipsAllStepsEndsWithNames) {
+  way_.fp16 = kBf16;
+  EXPECT_THAT(
+      RankPool::Get(2)->Run("SkipsForEver", TextOf(way_)),
+      Each(IsOkAndHolds(AllOf(
+          HasSubstr("51 1 OUT_OF_RANGE: Step: 50 optimizer steps in a row"),
+          HasSubstr("gradients of 'a.weight' of unit '")))));
+  for (const int rank : {0, 1}) {
+    const std::string& said = RankPool::Get(2)->stderr_of(rank);
+    const auto times = [&](absl::string_view what) {
+      return absl::StrReplaceAll(said, {{what, ""}}).size();
+    };
+    const size_t all = said.size();
+    EXPECT_EQ(all - times("the loss of this rank"), 21u) << said;
+    EXPECT_EQ(all - times("was skipped"), rank == 0 ? 11u : 0u) << said;
+  }
+}
+
+// Where nothing is skipped, and no norm is found.
+TESSERA_RANK_FUNCTION(InfiniteLosses) {
+  TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
+  TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  TESSERA_RETURN_IF_ERROR(run.TrainStep(kOverflow));
+  TESSERA_RETURN_IF_ERROR(run.Finish().status());
+  return std::string();
+}
+
+TEST_P(OutcomeTest, ALossOfTheLastStepThatIsNotFiniteIsSaidByClose) {
+  EXPECT_THAT(RankPool::Get(2)->Run("InfiniteLosses", TextOf(way_)),
+              Each(IsOkAndHolds("")));
+  EXPECT_THAT(RankPool::Get(2)->stderr_of(1),
+              HasSubstr("the loss of this rank in optimizer step 2 is inf"));
 }
 
 // "way|folder|what": the state after four steps, of which the second and the

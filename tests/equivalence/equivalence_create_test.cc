@@ -21,6 +21,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr char kParameter[] = "blocks.1.up.weight";
@@ -96,6 +97,57 @@ TESSERA_RANK_FUNCTION(Different) {
     if (p.data_ptr() == nullptr) return absl::InternalError("taken over");
   }
   return engine.status().ToString();
+}
+
+// args: stage, and what is done about an ignored parameter that is another on
+// rank 1: "", "may" differ, "sync".
+TESSERA_RANK_FUNCTION(DifferentIgnored) {
+  const absl::string_view what = args.substr(1);
+  auto model = BuildModel("Mlp", world.rank());
+  const at::Tensor ignored = model->named_parameters()[kParameter];
+  {
+    torch::NoGradGuard no_grad;
+    ignored.fill_(world.rank());
+  }
+  EngineOptions options;
+  options.buffers_may_differ = what == "may";
+  options.sync_from_rank0 = what == "sync";
+  proto::Config config = ConfigOf(SpecOf(args.substr(0, 1)));
+  config.mutable_sharding()->add_ignored_parameters(kParameter);
+  auto engine = Engine::Create(model, config, options);
+  return absl::StrCat(ignored.sum().item<double>() / ignored.numel(), " ",
+                      engine.status().ToString());
+}
+
+TEST_P(CreateTest, AnIgnoredParameterIsComparedAsBuffersAre) {
+  EXPECT_THAT(Run("DifferentIgnored", ""),
+              Each(HasSubstr("the values of ignored parameter "
+                             "'blocks.1.up.weight' (number 0) differ between "
+                             "rank 0 and rank 1")));
+  EXPECT_THAT(Run("DifferentIgnored", "may"), ElementsAre("0 OK", "1 OK"));
+  EXPECT_THAT(Run("DifferentIgnored", "sync"), Each("0 OK"));
+}
+
+// args: stage, and the module's dtype. Without fp16 or bf16.
+TESSERA_RANK_FUNCTION(HalfModule) {
+  auto model = BuildModel("Mlp", world.rank());
+  if (args.substr(1) == "half") model->to(at::kHalf);
+  TESSERA_ASSIGN_OR_RETURN(
+      auto engine,
+      MakeEngine(model, SpecOf(args.substr(0, 1)), world.communicator()));
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return std::string();
+}
+
+TEST_P(CreateTest, AHalfModuleWithoutALossScaleIsSaid) {
+  EXPECT_THAT(Run("HalfModule", "half"), Each(""));
+  EXPECT_THAT(RankPool::Get(2)->stderr_of(0),
+              AllOf(HasSubstr("more are float16, and fp16 is not enabled: the "
+                              "loss is not scaled"),
+                    HasSubstr("\"fp16\": {\"enabled\": true}")));
+  EXPECT_EQ(RankPool::Get(2)->stderr_of(1), "");
+  EXPECT_THAT(Run("HalfModule", "float"), Each(""));
+  EXPECT_EQ(RankPool::Get(2)->stderr_of(0), "");
 }
 
 // args: stage, and whether buffers may differ.

@@ -7,8 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/check.h"
 #include "base/status.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
@@ -106,6 +109,61 @@ TEST_P(GradientSourcesTest, ABareBackwardOfOneRankIsReducedToo) {
                      if (rank == 1) OwnLoss()(module, rank, 5).backward();
                      return OwnLoss()(module, rank, 0);
                    }});
+}
+
+// ---- engines that never step
+
+// args: "what stage". A loop, and how the engine ends.
+TESSERA_RANK_FUNCTION(NeverSteps) {
+  const std::vector<std::string> words = absl::StrSplit(args, ' ');
+  const std::string& what = words[0];
+  TrainingSpec spec;
+  TESSERA_CHECK(absl::SimpleAtoi(words[1], &spec.stage));
+  proto::Config config = ConfigOf(spec);
+  if (what == "looks") config.clear_optimizer();
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
+                               world.communicator()));
+  torch::optim::SGD sgd(t.model->parameters(), 0.01);
+  for (int step = 0; step < 2; ++step) {
+    if (what == "evaluates") {
+      torch::NoGradGuard no_grad;
+      t.Loss(step);
+    } else if (what == "old") {
+      t.Loss(step).backward();
+      sgd.step();
+      sgd.zero_grad();
+    } else if (what != "nothing") {
+      TESSERA_RETURN_IF_ERROR(t.Backward(step));
+      if (what == "steps") TESSERA_RETURN_IF_ERROR(t.engine->Step());
+      if (what == "backward") TESSERA_RETURN_IF_ERROR(t.engine->ZeroGrad());
+    }
+  }
+  if (spec.stage < 2) TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  t.engine.reset();
+  return what;
+}
+
+TEST(NeverStepsTest, IsSaidWhereGradientsWereMade) {
+  const auto said = [](const std::string& args) {
+    EXPECT_THAT(RunOnRanks(2, "NeverSteps", args),
+                Each(args.substr(0, args.find(' '))));
+    EXPECT_EQ(RankPool::Get(2)->stderr_of(1), "");
+    return RankPool::Get(2)->stderr_of(0);
+  };
+  for (const std::string stage : {" 1", " 3"}) {
+    EXPECT_THAT(said("old" + stage),
+                AllOf(HasSubstr("this engine has never stepped"),
+                      HasSubstr("a bare loss.backward()"),
+                      HasSubstr("engine->Backward(loss)")));
+    EXPECT_THAT(said("backward" + stage),
+                AllOf(HasSubstr("this engine has never stepped"),
+                      HasSubstr("Engine::Backward was called, and "
+                                "Engine::Step never")));
+    for (const char* what : {"steps", "nothing", "evaluates", "looks"}) {
+      EXPECT_EQ(said(what + stage), "");
+    }
+  }
 }
 
 // ---- two engines

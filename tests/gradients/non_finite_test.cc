@@ -1,6 +1,7 @@
 // Which gradients are not finite: said on request before a step, by the report
-// of a step that was skipped, and by the error where no scale is left; the same
-// on all ranks, at every stage.
+// of a step that was skipped, and by the error where no scale is left or too
+// many steps in a row were skipped; the same on all ranks, at every stage. And
+// what is said once of losses.
 #include "optim/gradients/non_finite.h"
 
 #include <torch/torch.h>
@@ -193,6 +194,115 @@ INSTANTIATE_TEST_SUITE_P(Stages, NonFiniteTest, ::testing::Range(0, 4),
 TEST(NonFiniteOnDiskTest, IsFound) {
   EXPECT_THAT(RunOnRanks(2, "Reported", "3 fp16 disk"),
               Each(HasSubstr("out.bias 0 1 @")));
+}
+
+// ---- runs in which nothing is trained any more
+
+int Count(absl::string_view text, absl::string_view what) {
+  int count = 0;
+  for (size_t at = text.find(what); at != text.npos;
+       at = text.find(what, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+// args: "stage dtype", with a static scale. Losses of rank 1 are NaN ("!") or
+// not ("."); the codes of the steps, and the first error.
+TESSERA_RANK_FUNCTION(SkipsInARow) {
+  const std::vector<std::string> words = absl::StrSplit(args, ' ');
+  TrainingSpec spec;
+  TESSERA_CHECK(absl::SimpleAtoi(words[0], &spec.stage));
+  spec.dtype = words[1];
+  spec.loss_scale = 8;
+  proto::Config config = ConfigOf(spec);
+  config.mutable_precision()->set_max_skipped_in_a_row(3);
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
+                               world.communicator()));
+  std::string codes, message;
+  for (const char how : std::string(".!!.!!!!.!!!")) {
+    at::Tensor loss = t.Loss(0);
+    if (how == '!' && t.rank == 1) loss = loss * kNan;
+    TESSERA_RETURN_IF_ERROR(t.engine->Backward(loss));
+    const absl::Status status = t.engine->Step();
+    absl::StrAppend(&codes, status.ok() ? "." : "E");
+    if (message.empty()) message = std::string(status.message());
+  }
+  absl::StrAppend(&codes, " ", t.engine->step(), " ",
+                  t.engine->last_step().skipped_steps, "\n");
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  return absl::StrCat(codes, message);
+}
+
+TEST_P(NonFiniteTest, TooManyStepsSkippedInARowAreAnError) {
+  for (const std::string dtype : {" bf16", " fp16"}) {
+    EXPECT_THAT(
+        RunOnRanks(2, "SkipsInARow", stage() + dtype),
+        Each(AllOf(HasSubstr("......EE...E 3 9\n"),
+                   HasSubstr("Step: 3 optimizer steps in a row were skipped"),
+                   HasSubstr("(after step 2)"),
+                   HasSubstr("precision.max_skipped_in_a_row"),
+                   HasSubstr("; in this step the gradients of 'in.weight' of "
+                             "unit '"),
+                   HasSubstr(" NaN, 0 infinite; in the shard"))));
+    // Said once by rank 0, with the parameters; the loss by the rank whose it
+    // is.
+    const std::string& first = RankPool::Get(2)->stderr_of(0);
+    const std::string& second = RankPool::Get(2)->stderr_of(1);
+    EXPECT_EQ(Count(first, "optimizer step 2 was skipped"), 1) << first;
+    EXPECT_EQ(Count(first, " was skipped"), 1) << first;
+    EXPECT_THAT(first, HasSubstr("gradients of 'in.weight' of unit"));
+    EXPECT_EQ(Count(first, "the loss of this rank"), 0) << first;
+    EXPECT_EQ(Count(second, " was skipped"), 0) << second;
+    EXPECT_EQ(Count(second, "the loss of this rank in optimizer step 2 is nan"),
+              1)
+        << second;
+  }
+}
+
+// args: "dtype as". Where no step is skipped, and of what dtype the loss is.
+TESSERA_RANK_FUNCTION(LossesOfAKind) {
+  const std::vector<std::string> words = absl::StrSplit(args, ' ');
+  TrainingSpec spec;
+  spec.dtype = words[0];
+  spec.check_overflow = false;
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(spec, world.communicator()));
+  for (const float factor : {1.0f, kInfinity, kNan, 1.0f}) {
+    at::Tensor loss = t.Loss(0) * factor;
+    if (words[1] != "fp32") {
+      loss = loss.to(words[1] == "bf16" ? at::kBFloat16 : at::kHalf);
+    }
+    TESSERA_RETURN_IF_ERROR(t.engine->Backward(loss));
+    TESSERA_RETURN_IF_ERROR(t.engine->Step());
+  }
+  return std::to_string(t.engine->step());
+}
+
+TEST(LossTest, OneThatIsNotFiniteIsSaidOnceInAnyPrecision) {
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    EXPECT_THAT(RunOnRanks(1, "LossesOfAKind", dtype + " fp32"), Each("4"));
+    const std::string& said = RankPool::Get(1)->stderr_of(0);
+    EXPECT_EQ(Count(said, "the loss of this rank in optimizer step 2 is inf"),
+              1)
+        << said;
+    EXPECT_EQ(Count(said, "the loss of this rank"), 1) << said;
+    EXPECT_THAT(said, HasSubstr("the parameters become NaN, too"));
+    EXPECT_THAT(said, Not(HasSubstr("significant bits")));
+  }
+}
+
+TEST(LossTest, OneOf16BitsIsSaidOnce) {
+  for (const auto& [dtype, name] :
+       {std::pair("bf16", "bfloat16, which has 8 "),
+        std::pair("fp16", "float16, which has 11 ")}) {
+    RunOnRanks(1, "LossesOfAKind", absl::StrCat("fp32 ", dtype));
+    const std::string& said = RankPool::Get(1)->stderr_of(0);
+    EXPECT_EQ(Count(said, "significant bits"), 1) << said;
+    EXPECT_THAT(said, AllOf(HasSubstr(absl::StrCat("the loss is ", name)),
+                            HasSubstr("logits.to(at::kFloat)")));
+  }
 }
 
 TEST(DescribeNonFiniteTest, NamesTheFirst) {
