@@ -14,8 +14,9 @@ import messages  # noqa: E402
 
 PAGE = "docs/environment.md"
 NAME = re.compile(r"[A-Z][A-Z0-9]+(_[A-Za-z0-9]+)*_?")
-# Of names with an underscore those that are none: dtypes, what a name begins with.
-NO_VARIABLES = re.compile(r"F8_E\w+|T_0|NCCL_")
+# Of names with an underscore those that are none: dtypes, what a name begins with, a
+# key of others' configurations.
+NO_VARIABLES = re.compile(r"F8_E\w+|T_0|NCCL_|CUDA_VISIBLE_DEVICES")
 # What reads a variable: one without an underscore counts only there.
 READERS = re.compile(r"getenv|Env[A-Z]\w+|has")
 SCRIPTS = ("demo", "check", "tools/setup", "tools/find_libtorch", "tools/compile_commands",
