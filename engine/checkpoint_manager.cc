@@ -336,7 +336,6 @@ absl::Status CheckpointManager::HowLastEnded() {
 
 absl::Status CheckpointManager::SaveAs(const ClientState& client_state,
                                        bool wait) {
-  const absl::Duration begun = options_.clock();
   if (IsSaved()) return absl::OkStatus();
   const absl::StatusOr<std::string> words =
       CatchTorch("client_state", [&]() -> std::string {
@@ -349,7 +348,9 @@ absl::Status CheckpointManager::SaveAs(const ClientState& client_state,
   }
   const std::string name = StepFolderName(engine_->step());
   const absl::Status before = HowLastEnded();
+  absl::Duration begun;  // of the last try, without its waits for a disk
   TESSERA_RETURN_IF_ERROR(room_->Save(before, good_, Kept(), [&] {
+    begun = options_.clock();
     passed_over_.erase(name);
     last_ = std::make_shared<LastSave>();
     last_->name = name;

@@ -111,31 +111,33 @@ absl::StatusOr<Partition> Engine::Impl::Plan(const EngineOptions& options) {
 // some rank requires its gradient. COLLECTIVE.
 absl::StatusOr<std::vector<bool>> Engine::Impl::AgreeOnModule(
     const Partition& partition, const EngineOptions& options) {
+  absl::Status given_back;
+  std::vector<NamedParameter> ignored;  // that are to be equal
   for (const NamedParameter& p : partition.ignored) {
-    TESSERA_RETURN_IF_ERROR(parts_->comm->AgreeOk(
-        CatchTorch(p.name, [&] { return GiveBackEvictable(p.tensor); }),
-        "Engine::Create"));
+    given_back.Update(
+        CatchTorch(p.name, [&] { return GiveBackEvictable(p.tensor); }));
+    // Another engine's are its own to compare, and may be freed.
+    if (options.buffers_may_differ || Registry::Global().Find(p.tensor)) {
+      continue;
+    }
+    ignored.push_back(p);
   }
+  TESSERA_RETURN_IF_ERROR(parts_->comm->AgreeOk(given_back, "Engine::Create"));
   if (options.sync_from_rank0) {
     TESSERA_RETURN_IF_ERROR(
         CheckEqual(partition.units, parts_->comm.get(), /*values=*/false)
             .status());
-    if (!partition.ignored.empty()) {
-      TESSERA_RETURN_IF_ERROR(CheckIgnoredEqual(
-          partition.ignored, parts_->comm.get(), /*values=*/false));
-    }
-    TESSERA_RETURN_IF_ERROR(BroadcastFromRank0(*parts_->module, partition.units,
-                                               partition.ignored,
-                                               parts_->comm.get()));
+    TESSERA_RETURN_IF_ERROR(
+        CheckIgnoredEqual(ignored, parts_->comm.get(), /*values=*/false));
+    TESSERA_RETURN_IF_ERROR(BroadcastFromRank0(
+        *parts_->module, partition.units, ignored, parts_->comm.get()));
   }
   TESSERA_ASSIGN_OR_RETURN(
       std::vector<bool> trainable,
       CheckEqual(partition.units, parts_->comm.get(), /*values=*/true));
   if (!options.buffers_may_differ) {
-    if (!partition.ignored.empty()) {
-      TESSERA_RETURN_IF_ERROR(CheckIgnoredEqual(
-          partition.ignored, parts_->comm.get(), /*values=*/true));
-    }
+    TESSERA_RETURN_IF_ERROR(
+        CheckIgnoredEqual(ignored, parts_->comm.get(), /*values=*/true));
     TESSERA_RETURN_IF_ERROR(
         CheckBuffersEqual(*parts_->module, parts_->comm.get()));
   }

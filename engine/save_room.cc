@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -21,6 +20,7 @@ namespace {
 constexpr char kWhere[] = "CheckpointManager";
 constexpr absl::Duration kFirstPause = absl::Milliseconds(250);
 constexpr absl::Duration kLastPause = absl::Seconds(30);
+constexpr int kOnlyLook = -1;
 
 std::string TextOf(const DiskRoom& room, const std::string& dir) {
   std::string text = dir;
@@ -59,6 +59,7 @@ absl::StatusOr<std::string> SaveRoom::Make(const std::string& good,
     if (!options_.leads) return absl::OkStatus();
     room = MakeRoom(options_.dir, good, retention, least, FileSystem::Real(),
                     options_.holds);
+    seemed_enough_ = room.free_bytes >= room.needed_bytes;
     if (room.removed.empty()) absl::SleepFor(pause);
     return absl::OkStatus();
   }));
@@ -86,22 +87,27 @@ absl::Status SaveRoom::Save(absl::Status before, const std::string& good,
                             const std::function<absl::Status()>& save) {
   const absl::Duration end = MonotonicNow() + options_.retry_for;
   absl::Duration pause = kFirstPause;
+  full_in_a_row_ = IsDiskFull(before) ? full_in_a_row_ + 1 : 0;
   absl::Status status = std::move(before);
   for (int refused = 0;; ++refused) {
-    // A quota does not show in what is free, nor do some other ends of disks.
-    const bool hidden =
-        refused > 1 || absl::StrContains(status.message(), "quota");
+    // A quota does not show in what is free, nor do some other ends of disks:
+    // there was room enough, and yet the next save found none.
+    const bool hidden = absl::StrContains(status.message(), "quota") ||
+                        (refused + full_in_a_row_ > 1 && seemed_enough_);
     std::string mine;
     if (IsDiskFull(status)) mine = hidden ? "hidden" : "full";
     if (refused > 0 && !mine.empty() && MonotonicNow() >= end) mine = "end";
     TESSERA_ASSIGN_OR_RETURN(const std::string told, OfRank0(mine));
     if (refused > 0 && told.empty()) return status;
-    tight_ |= !told.empty();
-    if (tight_) {
+    tight_ |= !told.empty() && told != "end";
+    if (tight_ || told == "end") {
       const bool wait = refused > 0 && told != "end";
       TESSERA_ASSIGN_OR_RETURN(
           const std::string room,
-          Make(good, retention, told == "hidden" ? 1 : 0,
+          Make(good, retention,
+               told == "hidden" ? 1
+               : told == "end"  ? kOnlyLook
+                                : 0,
                wait ? pause : absl::ZeroDuration()));
       if (told == "end") {
         return absl::Status(
@@ -123,7 +129,7 @@ absl::Status SaveRoom::Save(absl::Status before, const std::string& good,
 }
 
 bool SaveRoom::IsTimeAgain(const absl::Status& before) {
-  if (!IsDiskFull(before)) {
+  if (!IsDiskFull(before) || options_.retry_for <= absl::ZeroDuration()) {
     full_since_.reset();
     return false;
   }

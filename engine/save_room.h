@@ -55,6 +55,8 @@ class SaveRoom {
   const std::shared_ptr<Communicator> comm_;
   const SaveRoomOptions options_;
   bool tight_ = false;  // the same on all ranks
+  int full_in_a_row_ = 0;       // async saves that ended so
+  bool seemed_enough_ = false;  // what this rank's disk had free, when looked at
   // Of async saves: when the first found the disk full, and when to save again.
   std::optional<absl::Duration> full_since_;
   absl::Duration pause_, next_;

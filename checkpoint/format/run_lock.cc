@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -21,10 +22,13 @@ constexpr size_t kTextBytes = 512;
 std::string Self() {
   char host[HOST_NAME_MAX + 1] = {};
   if (gethostname(host, HOST_NAME_MAX) != 0) host[0] = '\0';
-  std::string text =
-      absl::StrCat("process ", getpid(), " on host ", host, " since ",
-                   absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", absl::Now(),
-                                    absl::UTCTimeZone()));
+  return absl::StrCat("process ", getpid(), " on host ", host, " since ");
+}
+
+std::string SelfAndNow() {
+  std::string text = absl::StrCat(
+      Self(), absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", absl::Now(),
+                               absl::UTCTimeZone()));
   text.resize(kTextBytes - 1, ' ');
   return absl::StrCat(text, "\n");
 }
@@ -51,15 +55,21 @@ absl::StatusOr<RunLock> RunLock::Take(const std::string& dir,
   TESSERA_ASSIGN_OR_RETURN(File file, folder.OpenOrCreateFile(kRunLockName));
   const absl::Status locked = file.Lock();
   if (absl::IsAlreadyExists(locked)) {
+    const std::string holder = HolderIn(file);
     return absl::UnavailableError(absl::StrCat(
-        dir, ": ", HolderIn(file),
-        " saves its checkpoints there (it holds ", kRunLockName,
-        "); give each job a folder of its own, or wait until that one has "
-        "ended; Engine::LoadCheckpoint reads without the lock"));
+        dir, ": ", holder, " saves its checkpoints there (it holds ",
+        kRunLockName, "); ",
+        absl::StartsWith(holder, Self())
+            ? "that is this process: destroy its CheckpointManager there first, "
+              "or give each a folder of its own"
+            : "give each job a folder of its own, or wait until that one has "
+              "ended (CheckpointManagerOptions::wait_for_folder; a host that "
+              "is gone keeps its lock on NFS for a while)",
+        "; Engine::LoadCheckpoint reads without the lock"));
   }
   TESSERA_RETURN_IF_ERROR(Annotate(locked, "the folder cannot be locked"));
   // For people. A disk may be full.
-  (void)file.WriteAt(0, Self());
+  (void)file.WriteAt(0, SelfAndNow());
   return RunLock(std::move(file));
 }
 

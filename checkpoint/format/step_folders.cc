@@ -260,7 +260,7 @@ DiskRoom MakeRoom(const std::string& dir, const std::string& good,
     room.free_bytes = folder.ok() ? folder->FreeBytes().value_or(-1) : -1;
     return room.free_bytes >= 0 && room.free_bytes < room.needed_bytes;
   };
-  if (least == 0 && !lacks()) return room;
+  if (least <= 0 && (!lacks() || least < 0)) return room;
   (void)RemoveOldSteps(dir, good, retention, files, holds);
   if ((!lacks() && least == 0) || good.empty() ||
       !CheckFilesOf(PathOf(dir, good), files, holds).ok()) {

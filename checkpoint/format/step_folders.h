@@ -80,7 +80,7 @@ struct DiskRoom {
 // `good`, and `least` in any case (a quota is not seen), what is damaged, and
 // older ones that keep_last would keep. Never `good`, which must be known to be
 // whole (empty: it removes no more than RemoveOldSteps), nor the newest whole
-// one, nor what keep_every keeps. LOCAL.
+// one, nor what keep_every keeps. `least` < 0: only looks. LOCAL.
 DiskRoom MakeRoom(const std::string& dir, const std::string& good,
                   const Retention& retention, int least, FileSystem* files,
                   FolderHolds holds = FolderHolds::kAll);

@@ -60,8 +60,11 @@ std::vector<std::string> Resolve(const std::string& host) {
 absl::Status NoConnection(const std::string& host, int error) {
   const std::string limit = DescriptorLimit(error);
   if (!limit.empty()) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "no descriptor for a connection: ", std::strerror(error), limit));
+    const std::string text = absl::StrCat(
+        "no descriptor for a connection: ", std::strerror(error), limit);
+    // The host's others may give some back; this process does not.
+    return error == ENFILE ? absl::UnavailableError(text)
+                           : absl::ResourceExhaustedError(text);
   }
   if (error != ECONNREFUSED && absl::StartsWith(host, "127.")) {
     return absl::UnavailableError(NoLoopback(std::strerror(error)));

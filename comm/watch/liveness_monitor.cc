@@ -66,6 +66,13 @@ std::unique_ptr<LivenessMonitor> LivenessMonitor::Create(
   } else {
     liveness->Connect(store);
   }
+  {
+    // Without a connection the launcher is all that there is to be heard.
+    MonotonicMutexLock lock(&liveness->mutex_);
+    if (!liveness->thread_.joinable() && liveness->news_fd_ >= 0) {
+      liveness->StartThread();
+    }
+  }
   absl::MutexLock lock(&g_all_mutex);
   g_process = getpid();
   static const int registered = std::atexit(&LivenessMonitor::AllSayBye);

@@ -89,8 +89,9 @@ const std::vector<Foreign>& ForeignKeys() {
        {"compute_environment", "distributed_type", "num_machines",
         "num_processes", "machine_rank", "main_process_ip", "main_process_port",
         "main_training_function", "rdzv_backend", "same_network",
-        "deepspeed_config_file", "zero3_init_flag", "zero3_save_16bit_model",
         "downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo"}},
+      {"Accelerate's: in a program that is ConstructSharded, and Engine::SaveSafetensors",
+       {"zero3_init_flag", "zero3_save_16bit_model"}},
       {"DeepSpeed ignores it, too: write \"tensorboard\", \"csv_monitor\" or "
        "\"jsonl_monitor\" at the top level",
        {"monitor_config", "monitor"}},

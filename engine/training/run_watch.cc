@@ -25,6 +25,12 @@ std::string Named(const std::vector<NonFiniteGradient>& gradients) {
                                           " are not finite");
 }
 
+// Not an element that keeps the memory of many.
+at::Tensor OwnCopy(const at::Tensor& loss) {
+  const at::Tensor own = loss.detach();
+  return own.storage().nbytes() > own.nbytes() ? own.clone() : own;
+}
+
 }  // namespace
 
 // The loss and its copy in memory that devices write to by themselves.
@@ -75,7 +81,7 @@ void RunWatch::AddLoss(const at::Tensor& loss, int64_t step) {
     if (loss.device().is_cpu()) return Tell(loss.item().toDouble(), step);
     TellLoss(/*wait=*/false);
     if (look_ != nullptr && look_->under_way) {
-      look_->later = look_->Fits(loss) ? loss.detach() : at::Tensor();
+      look_->later = look_->Fits(loss) ? OwnCopy(loss) : at::Tensor();
       look_->later_step = step;
       return;
     }
@@ -210,16 +216,19 @@ bool RunWatch::HasGradients() const {
 
 // An engine that evaluates has no gradients, and one without an optimizer may
 // have them made to be looked at.
-void RunWatch::End() const {
-  if (step_called_ || parts_->gradients == nullptr) return;
+void RunWatch::End() {
+  if (step_called_ || told_end_ || parts_->gradients == nullptr ||
+      parts_->optimizer == nullptr) {
+    return;
+  }
   const bool outside = parts_->gradients->any_outside() || HasGradients();
-  const bool own = backward_made_ && parts_->optimizer != nullptr;
-  if (!outside && !own) return;
+  if (!outside && !backward_made_) return;
+  told_end_ = true;
   TESSERA_LOG_RANK0(WARNING)
       << "this engine has never stepped, and trained nothing: "
       << (outside ? "gradients of its parameters were made by a bare "
-                    "loss.backward(), which sums nothing over ranks, and "
-                    "another optimizer, if any, stepped them"
+                    "loss.backward(), which sums nothing over ranks, or by "
+                    "another engine's Backward"
                   : "Engine::Backward was called, and Engine::Step never")
       << "; write engine->Backward(loss) in place of loss.backward(), and "
          "engine->Step() in place of clip_grad_norm_, optimizer.step() and "

@@ -38,7 +38,7 @@ class RunWatch {
   // Step was called, whatever came of it.
   void NoteStepCall() { step_called_ = true; }
   // The engine goes. LOCAL.
-  void End() const;
+  void End();
 
   // The step after `steps_done` gets its rate. LOCAL.
   void AddRate(int64_t steps_done);
@@ -67,7 +67,7 @@ class RunWatch {
   bool backward_made_ = false, step_called_ = false;
   // What has been told.
   bool told_loss_ = false, told_narrow_ = false, told_skip_ = false,
-       told_rate_ = false;
+       told_rate_ = false, told_end_ = false;
 };
 
 }  // namespace tessera

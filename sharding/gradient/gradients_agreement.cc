@@ -70,8 +70,10 @@ absl::Status Gradients::ChooseWeightUnit(const absl::Status& mine,
     if (mine.ok()) Measure({own});
     return mine;
   }
-  // The same on all ranks, whatever this one was given.
-  if (!half_ || weights_ == Weights::kNone) return mine;
+  // The same on all ranks, whatever this one was given; for the whole step,
+  // whose parts are to be in one unit.
+  measure_.chosen = !half_ || weights_ == Weights::kNone;
+  if (measure_.chosen) return mine;
   // The others may be in a gather: Run announces what was wrong.
   if (!mine.ok() && AnyGathersTogether()) return mine;
   const auto all = AllGatherValue<double>(
@@ -179,8 +181,12 @@ absl::Status Gradients::AddWeights(const std::vector<double>& weights) {
     }
     sum += weights[rank];
   }
-  weights_ = std::isnan(sum) ? Weights::kNone : Weights::kGiven;
-  if (!std::isnan(sum)) total_weight_ += sum;
+  if (!std::isnan(sum)) {
+    weights_ = Weights::kGiven;
+    total_weight_ += sum;
+  } else if (weights_ == Weights::kUnknown) {
+    weights_ = Weights::kNone;
+  }
   return absl::OkStatus();
 }
 

@@ -389,9 +389,9 @@ TEST_P(ScalingTest, EveryPairIsPlainArithmetic) {
 
 // ---- weights only weigh
 
-// Trains a model without weights and another with `weight` everywhere. args:
-// "<weight>|<spec>". "equal", or how far the masters are apart, of what the
-// first moved at most.
+// Trains a model without weights and another with `weight` everywhere, or from
+// the second step on. args: "<weight>|<spec>[|late]". "equal", or how far the
+// masters are apart, of what the first moved at most.
 TESSERA_RANK_FUNCTION(TrainWithAndWithout) {
   const std::vector<std::string> words = absl::StrSplit(args, '|');
   double weight = 0;
@@ -412,9 +412,10 @@ TESSERA_RANK_FUNCTION(TrainWithAndWithout) {
       return values;
     };
     TESSERA_ASSIGN_OR_RETURN(start, all());
-    BackwardOptions options;
-    if (weighted) options.weight = weight;
+    const int first = words.size() > 2 ? static_cast<int>(spec.accumulation) : 0;
     for (int i = 0; i < spec.steps * spec.accumulation; ++i) {
+      BackwardOptions options;
+      if (weighted && i >= first) options.weight = weight;
       TESSERA_RETURN_IF_ERROR(t.Backward(i, options));
       TESSERA_RETURN_IF_ERROR(t.engine->Step());
     }
@@ -501,6 +502,21 @@ TEST_P(ScalingTest, EqualWeightsOfAnySizeTrainAsNoneDo) {
       }
     }
   }
+}
+
+// The unit of a step is one: the ranks learn in its middle that there are weights.
+TEST_P(ScalingTest, WeightsMayBeginInALaterStep) {
+  TrainingSpec spec;
+  spec.stage = GetParam();
+  spec.model = "Mlp";
+  spec.optimizer = "type:'SGD',params{lr:0.1}";
+  spec.steps = 3;
+  spec.dtype = "fp16";
+  spec.loss_scale = 128;
+  spec.accumulation = 2;
+  EXPECT_THAT(RunOnRanks(2, "TrainWithAndWithout",
+                         absl::StrCat("16|", spec.ToText(), "|late")),
+              Each("equal"));
 }
 
 // A step that overflows float16 is skipped with weights as without, and nothing
