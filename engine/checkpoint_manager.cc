@@ -336,6 +336,7 @@ absl::Status CheckpointManager::HowLastEnded() {
 
 absl::Status CheckpointManager::SaveAs(const ClientState& client_state,
                                        bool wait) {
+  const absl::Duration begun = options_.clock();
   if (IsSaved()) return absl::OkStatus();
   const absl::StatusOr<std::string> words =
       CatchTorch("client_state", [&]() -> std::string {
@@ -348,9 +349,11 @@ absl::Status CheckpointManager::SaveAs(const ClientState& client_state,
   }
   const std::string name = StepFolderName(engine_->step());
   const absl::Status before = HowLastEnded();
-  absl::Duration begun;  // of the last try, without its waits for a disk
+  // The last try costs, not the waits for a disk before it.
+  const absl::Duration prepared = options_.clock() - begun;
+  absl::Duration tried;
   TESSERA_RETURN_IF_ERROR(room_->Save(before, good_, Kept(), [&] {
-    begun = options_.clock();
+    tried = options_.clock();
     passed_over_.erase(name);
     last_ = std::make_shared<LastSave>();
     last_->name = name;
@@ -361,7 +364,7 @@ absl::Status CheckpointManager::SaveAs(const ClientState& client_state,
     return status.ok() ? agreed : status;
   }));
   last_->step = engine_->step();
-  NoteCost(options_.clock() - begun);
+  NoteCost(prepared + options_.clock() - tried);
   return absl::OkStatus();
 }
 

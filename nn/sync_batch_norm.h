@@ -140,12 +140,14 @@ class SyncBatchNormImplBase : public Base {
       stream << "tessera::SyncBatchNorm" #D "d(" << options.num_features() \
              << ")";                                                       \
     }                                                                      \
-  };                                                                       \
-  TORCH_MODULE(SyncBatchNorm##D##d)
+  }
 
-TESSERA_SYNC_BATCH_NORM(1);  // input [N, C] or [N, C, L]
-TESSERA_SYNC_BATCH_NORM(2);  // input [N, C, H, W]
-TESSERA_SYNC_BATCH_NORM(3);  // input [N, C, D, H, W]
+TESSERA_SYNC_BATCH_NORM(1);
+TESSERA_SYNC_BATCH_NORM(2);
+TESSERA_SYNC_BATCH_NORM(3);
+TORCH_MODULE(SyncBatchNorm1d);  // input [N, C] or [N, C, L]
+TORCH_MODULE(SyncBatchNorm2d);  // input [N, C, H, W]
+TORCH_MODULE(SyncBatchNorm3d);  // input [N, C, D, H, W]
 
 #undef TESSERA_SYNC_BATCH_NORM
 

@@ -51,8 +51,8 @@ absl::Status Differ(const std::string& unit, const Write& write,
       " at places that depend on its input, and what was written differs "
       "between rank 0 and rank ",
       rank,
-      ": the parameter is no longer the same on all ranks. Give the operator "
-      "the same input on all ranks, or write after Step, the same on all "
+      ": the parameter is no longer the same on all ranks; make the same writes "
+      "on all ranks: give the operator the same input, or write after Step "
       "(Engine::Summon); of nn::Embedding leave max_norm out and scale its rows "
       "there"));
 }
