@@ -11,8 +11,8 @@ namespace {
 // Words in the names (CommTag) of the collectives of Backward and Step, and of
 // the gathers of a forward.
 constexpr const char* kOfSteps[] = {
-    "backward",     "reduction of",      "gather of unit",
-    "gradient",     "Muon's directions", "trust ratios",
+    "backward",     "reduction of",       "gather of unit",
+    "gradient",     "Muon's directions",  "trust ratios",
     "the step of",  "factored variances", "look for overflows",
     "Engine::Step",
 };

@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-// "; all ranks must ...", by the names of what two ranks are in. Ranks that have
-// not as many batches differ within training steps; any other difference comes
-// of a call that one rank makes and another does not.
+// "; all ranks must ...", by the names of what two ranks are in. Ranks that
+// have not as many batches differ within training steps; any other difference
+// comes of a call that one rank makes and another does not.
 std::string MismatchHint(absl::string_view one, absl::string_view other);
 
 }  // namespace tessera

@@ -197,8 +197,8 @@ std::string FormatFault(const ConfigFault& fault, absl::string_view file_name) {
 
 namespace {
 
-// `error` of what is in `path`. `--config=<(...)` makes a pipe: whoever reads it
-// first has its text, and the rest of a job finds it empty, or a part of it.
+// `error` of what is in `path`. `--config=<(...)` makes a pipe: whoever reads
+// it first has its text, and the rest of a job finds it empty, or a part of it.
 absl::Status OfFile(const absl::Status& error, const std::string& path) {
   struct stat info;
   if (error.ok() || stat(path.c_str(), &info) != 0 ||

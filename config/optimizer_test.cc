@@ -241,9 +241,8 @@ TEST(Optimizer, AdafactorsParams) {
 TEST(Optimizer, ExactBitsAreOfAdamWAlone) {
   const auto fault = [](const char* optimizer,
                         const char* keys = "\"libtorch_exact\": true") {
-    return FaultOf(
-        absl::StrCat("{\"train_batch_size\": 1, \"precision\": {", keys,
-                     "}, \"optimizer\": ", optimizer, "}"));
+    return FaultOf(absl::StrCat("{\"train_batch_size\": 1, \"precision\": {",
+                                keys, "}, \"optimizer\": ", optimizer, "}"));
   };
   EXPECT_EQ(fault("{\"type\": \"AdamW\"}"), "OK");
   EXPECT_THAT(fault("{\"type\": \"SGD\"}"),
@@ -251,9 +250,9 @@ TEST(Optimizer, ExactBitsAreOfAdamWAlone) {
   EXPECT_THAT(fault("{\"type\": \"AdamW\", \"params\": {\"amsgrad\": true}}"),
               HasSubstr("precision.libtorch_exact: expected AdamW"));
   const char* const fused = "\"libtorch_fused\": true";
-  EXPECT_EQ(fault("{\"type\": \"AdamW\", \"params\": {\"amsgrad\": true}}",
-                  fused),
-            "OK");
+  EXPECT_EQ(
+      fault("{\"type\": \"AdamW\", \"params\": {\"amsgrad\": true}}", fused),
+      "OK");
   for (const char* optimizer :
        {"{\"type\": \"SGD\"}", "{\"type\": \"Muon\"}",
         "{\"type\": \"AdamW\", \"params\": {\"bias_correction\": false}}",

@@ -325,8 +325,8 @@ Retention CheckpointManager::Kept() const {
   return {options_.keep_last, options_.keep_every, passed_over_};
 }
 
-// This rank's news of it; OK if it is good, or there is none. Waits for one that
-// is being written.
+// This rank's news of it; OK if it is good, or there is none. Waits for one
+// that is being written.
 absl::Status CheckpointManager::HowLastEnded() {
   engine_->SettleCheckpoint();
   if (!last_->ended) return absl::OkStatus();

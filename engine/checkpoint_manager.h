@@ -13,9 +13,9 @@
 //   }
 //   manager->Finish([&] { return Position(); });
 //
-// The folder is one job's: from Create on it is locked (DIR/job.lock), until the
-// manager or its process ends. Another job's Create is Unavailable at once, and
-// says who has it.
+// The folder is one job's: from Create on it is locked (DIR/job.lock), until
+// the manager or its process ends. Another job's Create is Unavailable at once,
+// and says who has it.
 //
 // A folder per checkpoint, `dir`/step-00000120, and `dir`/latest, which names
 // the newest (checkpoint/format/step_folders.h). DeepSpeed: save_checkpoint's
@@ -77,7 +77,7 @@ struct CheckpointManagerOptions {
   // How long Create waits where another job still has the folder, as the one
   // before may while it ends; 0: an error at once.
   absl::Duration wait_for_folder = absl::ZeroDuration();
-  Clock clock = MonotonicNow;      // of `every`, and of what saves cost
+  Clock clock = MonotonicNow;  // of `every`, and of what saves cost
 };
 
 // Daly's interval between checkpoints that cost `save` each: his formula of

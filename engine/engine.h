@@ -91,7 +91,9 @@ class Engine {
   //
   // Within a NoSyncScope, and with sharding.accumulation "local" before the
   // last micro-batch of a step, gradients stay on this rank, added up in
-  // float32, and nothing is COLLECTIVE but stage 3's gathers; an error is then
+  // float32, and nothing is COLLECTIVE but stage 3's gathers and, where
+  // something is float16, a small exchange of weights in the step's first
+  // Backward (and the next ones, while all weights are 0); an error is then
   // returned here at once and on all ranks by the next Backward that reduces.
   absl::Status Backward(const at::Tensor& loss, BackwardOptions options = {});
 

@@ -129,8 +129,8 @@ absl::StatusOr<std::vector<bool>> Engine::Impl::AgreeOnModule(
             .status());
     TESSERA_RETURN_IF_ERROR(
         CheckIgnoredEqual(ignored, parts_->comm.get(), /*values=*/false));
-    TESSERA_RETURN_IF_ERROR(BroadcastFromRank0(
-        *parts_->module, partition.units, ignored, parts_->comm.get()));
+    TESSERA_RETURN_IF_ERROR(BroadcastFromRank0(*parts_->module, partition.units,
+                                               ignored, parts_->comm.get()));
   }
   TESSERA_ASSIGN_OR_RETURN(
       std::vector<bool> trainable,

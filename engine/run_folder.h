@@ -1,5 +1,5 @@
-// Whose the folder of a run's checkpoints is: this job's, and which of its ranks
-// does there what one rank does.
+// Whose the folder of a run's checkpoints is: this job's, and which of its
+// ranks does there what one rank does.
 #ifndef ENGINE_RUN_FOLDER_H_
 #define ENGINE_RUN_FOLDER_H_
 

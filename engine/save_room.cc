@@ -29,8 +29,8 @@ std::string TextOf(const DiskRoom& room, const std::string& dir) {
                     " bytes");
   }
   if (room.free_bytes >= 0) {
-    absl::StrAppend(&text, room.needed_bytes > 0 ? ", " : ": ",
-                    room.free_bytes, " bytes are free");
+    absl::StrAppend(&text, room.needed_bytes > 0 ? ", " : ": ", room.free_bytes,
+                    " bytes are free");
   }
   if (!room.removed.empty()) {
     absl::StrAppend(&text, ", now that ", absl::StrJoin(room.removed, ", "),
@@ -65,7 +65,8 @@ absl::StatusOr<std::string> SaveRoom::Make(const std::string& good,
   }));
   const std::string mine = options_.leads ? TextOf(room, options_.dir) : "";
   if (!room.removed.empty()) {
-    TESSERA_LOG(WARNING) << mine << ": while the disk holds no more, fewer than "
+    TESSERA_LOG(WARNING) << mine
+                         << ": while the disk holds no more, fewer than "
                          << "keep_last=" << retention.keep_last
                          << " checkpoints are kept";
   }
@@ -102,13 +103,12 @@ absl::Status SaveRoom::Save(absl::Status before, const std::string& good,
     tight_ |= !told.empty() && told != "end";
     if (tight_ || told == "end") {
       const bool wait = refused > 0 && told != "end";
-      TESSERA_ASSIGN_OR_RETURN(
-          const std::string room,
-          Make(good, retention,
-               told == "hidden" ? 1
-               : told == "end"  ? kOnlyLook
-                                : 0,
-               wait ? pause : absl::ZeroDuration()));
+      TESSERA_ASSIGN_OR_RETURN(const std::string room,
+                               Make(good, retention,
+                                    told == "hidden" ? 1
+                                    : told == "end"  ? kOnlyLook
+                                                     : 0,
+                                    wait ? pause : absl::ZeroDuration()));
       if (told == "end") {
         return absl::Status(
             status.code(),

@@ -1,10 +1,10 @@
 // SaveRoom: what a CheckpointManager does where the disk of its folder is full.
 //
 // A disk may hold keep_last checkpoints and not one more, or be full for a
-// while of what others write. So a save that finds it full is made again, within
-// a time: what interrupted saves left and what is beyond keep_last goes first,
-// then older checkpoints that keep_last would keep (MakeRoom says which never
-// go). From the first such save on that is done before each one.
+// while of what others write. So a save that finds it full is made again,
+// within a time: what interrupted saves left and what is beyond keep_last goes
+// first, then older checkpoints that keep_last would keep (MakeRoom says which
+// never go). From the first such save on that is done before each one.
 //
 // Threads: one, that of the manager's calls.
 #ifndef ENGINE_SAVE_ROOM_H_
@@ -43,7 +43,8 @@ class SaveRoom {
                     const Retention& retention,
                     const std::function<absl::Status()>& save);
 
-  // Whether it is time to make the last async save again, which ended so. LOCAL.
+  // Whether it is time to make the last async save again, which ended so.
+  // LOCAL.
   bool IsTimeAgain(const absl::Status& before);
 
  private:
@@ -54,9 +55,10 @@ class SaveRoom {
 
   const std::shared_ptr<Communicator> comm_;
   const SaveRoomOptions options_;
-  bool tight_ = false;  // the same on all ranks
-  int full_in_a_row_ = 0;       // async saves that ended so
-  bool seemed_enough_ = false;  // what this rank's disk had free, when looked at
+  bool tight_ = false;     // the same on all ranks
+  int full_in_a_row_ = 0;  // async saves that ended so
+  bool seemed_enough_ =
+      false;  // what this rank's disk had free, when looked at
   // Of async saves: when the first found the disk full, and when to save again.
   std::optional<absl::Duration> full_since_;
   absl::Duration pause_, next_;

@@ -32,7 +32,8 @@ using HasGradient = std::vector<bool>;
 bool IsPlainAdamW(const std::vector<OptimizerOptions>& groups);
 
 // Whether our kernels step masters of that dtype where `device` is, of these
-// groups, one at least; else libtorch's operators, or a program's own optimizer.
+// groups, one at least; else libtorch's operators, or a program's own
+// optimizer.
 bool IsForKernel(c10::DeviceType device, at::ScalarType masters,
                  const std::vector<OptimizerOptions>& groups);
 

@@ -8,6 +8,6 @@
 #include "tools/written.h"
 
 int main(int argc, char** argv) {
-  return tessera::Written(tessera::RunPlanCommand(
-      {argv + 1, argv + argc}, &std::cout, &std::cerr));
+  return tessera::Written(
+      tessera::RunPlanCommand({argv + 1, argv + argc}, &std::cout, &std::cerr));
 }

@@ -171,12 +171,11 @@ void FusedAdamWStep(const Work& w) {
   const OracleStepOptions& o = w.options;
   std::vector<at::Tensor> largest;
   if (o.amsgrad) largest.push_back(w.states[2]);
-  at::_fused_adamw_({w.master}, {w.gradient}, {w.states[0]}, {w.states[1]},
-                    largest,
-                    {torch::full({}, static_cast<double>(w.step),
-                                 at::TensorOptions(w.master.device()))},
-                    o.lr, o.beta1, o.beta2, o.weight_decay, o.eps,
-                    o.amsgrad, o.maximize);
+  at::_fused_adamw_(
+      {w.master}, {w.gradient}, {w.states[0]}, {w.states[1]}, largest,
+      {torch::full({}, static_cast<double>(w.step),
+                   at::TensorOptions(w.master.device()))},
+      o.lr, o.beta1, o.beta2, o.weight_decay, o.eps, o.amsgrad, o.maximize);
 }
 
 // ---- of whole parameters

@@ -1,7 +1,8 @@
-// Close-on-fork: for fork what O_CLOEXEC is for exec. A child that is forked and
-// goes on without exec (a data loader's worker, a helper that becomes a daemon)
-// would hold the sockets and locks by which others judge whether this process
-// lives: they would take the process for alive as long as the child lives.
+// Close-on-fork: for fork what O_CLOEXEC is for exec. A child that is forked
+// and goes on without exec (a data loader's worker, a helper that becomes a
+// daemon) would hold the sockets and locks by which others judge whether this
+// process lives: they would take the process for alive as long as the child
+// lives.
 //
 //   parent   fd 7 -> connection        fd 8 -> lock         fd 9 -> user's file
 //   child    fd 7 -> /dev/null         fd 8 -> /dev/null    fd 9 -> user's file

@@ -1,5 +1,6 @@
-// Why handlers that do nothing, and not SIG_IGN: a program that is executed gets
-// ignored signals as they are, and `yes | head` in a shell would never end.
+// Why handlers that do nothing, and not SIG_IGN: a program that is executed
+// gets ignored signals as they are, and `yes | head` in a shell would never
+// end.
 #include "base/system/process_defaults.h"
 
 #include <errno.h>

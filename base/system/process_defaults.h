@@ -15,8 +15,8 @@ namespace tessera {
 void OpenStandardDescriptors();
 
 // From here on SIGPIPE ends no write (it fails with EPIPE instead), and SIGUSR1
-// is only said on stderr, where either would end this process. Programs that are
-// executed from here have what they had. LOCAL.
+// is only said on stderr, where either would end this process. Programs that
+// are executed from here have what they had. LOCAL.
 void SurviveSignals();
 
 // SIGUSR1 is handled so, that is, nobody else wants it.

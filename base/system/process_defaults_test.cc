@@ -77,9 +77,9 @@ TEST(ProcessDefaultsTest, SignalsThatEndNobody) {
               // As before in a program that is executed.
               const int status = std::system("kill -PIPE $$");
               return WIFSIGNALED(status) && WTERMSIG(status) == SIGPIPE &&
-                             std::string(text).find("SIGUSR1: no "
-                                                    "CheckpointManager") !=
-                                 std::string::npos
+                             std::string(text).find(
+                                 "SIGUSR1: no "
+                                 "CheckpointManager") != std::string::npos
                          ? 7
                          : 5;
             }),

@@ -43,8 +43,9 @@ std::string Under(decltype(RLIMIT_AS) which, rlim_t limit,
 TEST(SystemLimitsTest, FilesThatMayBeOpen) {
   EXPECT_EQ(DescriptorLimit(EACCES), "");
   EXPECT_THAT(DescriptorLimit(ENFILE), HasSubstr("fs.file-max"));
-  EXPECT_THAT(Under(RLIMIT_NOFILE, 16, [] { return DescriptorLimit(EMFILE); }),
-              AllOf(HasSubstr("may have 16 files open"), HasSubstr("ulimit -n")));
+  EXPECT_THAT(
+      Under(RLIMIT_NOFILE, 16, [] { return DescriptorLimit(EMFILE); }),
+      AllOf(HasSubstr("may have 16 files open"), HasSubstr("ulimit -n")));
 }
 
 }  // namespace

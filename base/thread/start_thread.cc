@@ -1,5 +1,5 @@
-// Why an error looks at the limits: the system says the same, EAGAIN, of a stack
-// that has no room and of one process too many.
+// Why an error looks at the limits: the system says the same, EAGAIN, of a
+// stack that has no room and of one process too many.
 #include "base/thread/start_thread.h"
 
 #include <pthread.h>
@@ -72,8 +72,7 @@ void MarkThread() { started_by_tessera = true; }
 
 absl::Status NoThread(const char* name, const char* why) {
   return absl::ResourceExhaustedError(
-      absl::StrCat("cannot start a thread (", name, "): ", why,
-                   ThreadLimit()));
+      absl::StrCat("cannot start a thread (", name, "): ", why, ThreadLimit()));
 }
 
 }  // namespace thread_internal

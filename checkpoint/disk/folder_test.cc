@@ -97,15 +97,17 @@ TEST_F(FolderTest, OnlyRegularFilesAreOpened) {
   const Folder folder = Folder::Open(path_, &files).value();
   const auto expect_not = [&](const char* name, const absl::Status& status,
                               const char* why) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
-                                 HasSubstr(absl::StrCat(path_, "/", name, ": is ",
-                                                        why))));
+    EXPECT_THAT(
+        status,
+        StatusIs(absl::StatusCode::kFailedPrecondition,
+                 HasSubstr(absl::StrCat(path_, "/", name, ": is ", why))));
   };
   for (const char* name :
        {"fifo", "folder", "link", "device", "dangling", "loop"}) {
     const bool special = fs::is_symlink(fs::symlink_status(path_ + "/" + name));
-    for (const absl::Status& status : {folder.OpenFileToWrite(name).status(),
-                                       folder.OpenOrCreateFile(name).status()}) {
+    for (const absl::Status& status :
+         {folder.OpenFileToWrite(name).status(),
+          folder.OpenOrCreateFile(name).status()}) {
       expect_not(name, status,
                  special ? "a symbolic link, and is not written through"
                          : "no regular file");

@@ -173,8 +173,8 @@ int64_t MemoryDisk::Write(int fd, const char* from, int64_t bytes,
   Node& node = *open_.at(fd);
   if (capacity >= 0) {
     const auto size = static_cast<int64_t>(node.bytes.size());
-    bytes = std::min(
-        bytes, size + std::max<int64_t>(0, capacity - Filled()) - offset);
+    bytes = std::min(bytes,
+                     size + std::max<int64_t>(0, capacity - Filled()) - offset);
     if (bytes <= 0) return -ENOSPC;
   }
   node.unsynced.emplace_back(offset, std::string(from, from + bytes));

@@ -130,8 +130,8 @@ absl::StatusOr<Saving> Saving::Locked(const std::string& path,
   if ((absl::IsFailedPrecondition(folder.status()) ||
        absl::IsNotFound(folder.status())) &&
       StepInPath(path).has_value()) {
-    const std::string aside = absl::StrFormat("%s.aside-%016x", path,
-                                              RandomId());
+    const std::string aside =
+        absl::StrFormat("%s.aside-%016x", path, RandomId());
     if (Uninterrupted([&] { return files->Rename(AT_FDCWD, path, aside); }) ==
         0) {
       TESSERA_LOG(WARNING) << path << ": is no folder, and is called " << aside
@@ -278,9 +278,8 @@ void Saving::Abandon() {
   }
   // While it is locked. Other ranks' files of this save may come yet.
   if (!made_ || !empty || !folder_.Remove(kLockName).ok()) return;
-  (void)Uninterrupted([&] {
-    return folder_.files()->RemoveFolder(AT_FDCWD, folder_.path());
-  });
+  (void)Uninterrupted(
+      [&] { return folder_.files()->RemoveFolder(AT_FDCWD, folder_.path()); });
 }
 
 absl::Status AddManifest(const Folder& folder,

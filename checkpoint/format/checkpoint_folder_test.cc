@@ -260,18 +260,19 @@ std::vector<Damage> Damages() {
   std::vector<Damage> damages;
   const auto add = [&](std::string name,
                        std::function<std::string(std::string)> change) {
-    damages.push_back({std::move(name), [change](MemoryDisk* disk,
-                                                 const std::string& path) {
-      const size_t cut = path.rfind('/');
-      const std::string bytes =
-          change(disk->FilesIn(path.substr(0, cut)).at(path.substr(cut + 1)));
-      disk->Remove(AT_FDCWD, path);
-      const int fd = disk->Open(AT_FDCWD, path, O_CREAT | O_RDWR);
-      if (!bytes.empty()) {
-        disk->Write(fd, bytes.data(), static_cast<int64_t>(bytes.size()), 0);
-      }
-      disk->Close(fd);
-    }});
+    damages.push_back(
+        {std::move(name), [change](MemoryDisk* disk, const std::string& path) {
+           const size_t cut = path.rfind('/');
+           const std::string bytes = change(
+               disk->FilesIn(path.substr(0, cut)).at(path.substr(cut + 1)));
+           disk->Remove(AT_FDCWD, path);
+           const int fd = disk->Open(AT_FDCWD, path, O_CREAT | O_RDWR);
+           if (!bytes.empty()) {
+             disk->Write(fd, bytes.data(), static_cast<int64_t>(bytes.size()),
+                         0);
+           }
+           disk->Close(fd);
+         }});
   };
   for (size_t at = 0; at < 8; ++at) {
     add(absl::StrCat("flip at ", at), [at](std::string bytes) {
@@ -283,9 +284,8 @@ std::vector<Damage> Damages() {
     return std::string(std::min<size_t>(bytes.size(), 512), '\0') +
            bytes.substr(std::min<size_t>(bytes.size(), 512));
   });
-  add("zeros", [](const std::string& bytes) {
-    return std::string(bytes.size(), '\0');
-  });
+  add("zeros",
+      [](const std::string& bytes) { return std::string(bytes.size(), '\0'); });
   add("four zeros", [](const std::string&) { return std::string(4, '\0'); });
   add("random", [](std::string bytes) {
     std::mt19937 random(7);
@@ -357,8 +357,8 @@ TEST_F(CheckpointFolderTest, EachDamageOfEachFileOfAStepMakesWay) {
   }
 }
 
-// Elsewhere what stands beside data files was a manifest, too; a user's own file
-// of that name stays (AManifestThatIsNoneIsNotReplaced).
+// Elsewhere what stands beside data files was a manifest, too; a user's own
+// file of that name stays (AManifestThatIsNoneIsNotReplaced).
 TEST_F(CheckpointFolderTest, AManifestBesideDataFilesWasOne) {
   auto disk = WithOld();
   const int fd =

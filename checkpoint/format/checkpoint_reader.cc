@@ -105,8 +105,8 @@ absl::StatusOr<DataFileReader> CheckpointReader::OpenFile(int rank) const {
   absl::StatusOr<DataFileReader> reader =
       DataFileReader::Open(*folder_, *manifest_, rank);
   if (absl::IsFailedPrecondition(reader.status())) {  // no file
-    return absl::DataLossError(absl::StrCat(reader.status().message(),
-                                            ": a part of the checkpoint"));
+    return absl::DataLossError(
+        absl::StrCat(reader.status().message(), ": a part of the checkpoint"));
   }
   if (!absl::IsNotFound(reader.status())) return reader;
   // Gone since the manifest was read, or lost.

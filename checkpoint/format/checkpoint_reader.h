@@ -45,9 +45,9 @@ class CheckpointReader {
   static absl::StatusOr<CheckpointReader> Open(const std::string& path,
                                                FileSystem* files);
 
-  // The same, with all data files open (of a hundred at most): a save that takes
-  // its place, or its removal, does not disturb who reads it then. Opens the
-  // next one where that happens meanwhile, a few times. LOCAL.
+  // The same, with all data files open (of a hundred at most): a save that
+  // takes its place, or its removal, does not disturb who reads it then. Opens
+  // the next one where that happens meanwhile, a few times. LOCAL.
   static absl::StatusOr<CheckpointReader> OpenToStay(const std::string& path,
                                                      FileSystem* files);
 

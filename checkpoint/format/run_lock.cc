@@ -26,9 +26,9 @@ std::string Self() {
 }
 
 std::string SelfAndNow() {
-  std::string text = absl::StrCat(
-      Self(), absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", absl::Now(),
-                               absl::UTCTimeZone()));
+  std::string text =
+      absl::StrCat(Self(), absl::FormatTime("%Y-%m-%d %H:%M:%S UTC",
+                                            absl::Now(), absl::UTCTimeZone()));
   text.resize(kTextBytes - 1, ' ');
   return absl::StrCat(text, "\n");
 }
@@ -60,7 +60,8 @@ absl::StatusOr<RunLock> RunLock::Take(const std::string& dir,
         dir, ": ", holder, " saves its checkpoints there (it holds ",
         kRunLockName, "); ",
         absl::StartsWith(holder, Self())
-            ? "that is this process: destroy its CheckpointManager there first, "
+            ? "that is this process: destroy its CheckpointManager there "
+              "first, "
               "or give each a folder of its own"
             : "give each job a folder of its own, or wait until that one has "
               "ended (CheckpointManagerOptions::wait_for_folder; a host that "

@@ -181,7 +181,8 @@ absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
   // With many of those that stay for ever no save has to read them all.
   std::vector<std::string> others;
   for (const std::string& name : names) {
-    if (retention.keep_every == 0 || *StepInName(name) % retention.keep_every != 0)
+    if (retention.keep_every == 0 ||
+        *StepInName(name) % retention.keep_every != 0)
       others.push_back(name);
   }
   absl::Status failed =
@@ -196,8 +197,8 @@ absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
 
 namespace {
 
-// Of the files that `path` has of its checkpoint, and some for the system's own;
-// 0: not known.
+// Of the files that `path` has of its checkpoint, and some for the system's
+// own; 0: not known.
 int64_t BytesOfCheckpoint(const std::string& path, FileSystem* files) {
   const auto folder = Folder::Open(path, files);
   if (!folder.ok()) return 0;
@@ -218,24 +219,22 @@ std::vector<std::string> MayGo(const std::string& dir, const std::string& good,
                                FolderHolds holds) {
   auto names = StepNames(dir, files);
   if (!names.ok()) return {};
-  names->erase(std::remove_if(names->begin(), names->end(),
-                              [&](const std::string& name) {
-                                return name != good &&
-                                       retention.keep_every != 0 &&
-                                       *StepInName(name) %
-                                               retention.keep_every ==
-                                           0;
-                              }),
-               names->end());
+  names->erase(
+      std::remove_if(names->begin(), names->end(),
+                     [&](const std::string& name) {
+                       return name != good && retention.keep_every != 0 &&
+                              *StepInName(name) % retention.keep_every == 0;
+                     }),
+      names->end());
   std::vector<std::string> damaged, older;
   bool any = false;
   for (const StepFolder& one : NewestFirst(dir, *names, files)) {
     if (one.is_file) continue;
     const auto known = retention.passed_over.find(one.name);
-    const absl::Status state = known != retention.passed_over.end()
-                                   ? known->second
-                                   : CheckFilesOf(PathOf(dir, one.name), files,
-                                                  holds);
+    const absl::Status state =
+        known != retention.passed_over.end()
+            ? known->second
+            : CheckFilesOf(PathOf(dir, one.name), files, holds);
     const bool newest = state.ok() && !std::exchange(any, any || state.ok());
     if (one.name == good || newest) continue;
     if (absl::IsDataLoss(state)) damaged.push_back(one.name);

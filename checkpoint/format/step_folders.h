@@ -71,16 +71,16 @@ absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
 
 // What a disk has for the next checkpoint.
 struct DiskRoom {
-  int64_t needed_bytes = 0;  // 0: not known
-  int64_t free_bytes = -1;   // -1: not known
+  int64_t needed_bytes = 0;          // 0: not known
+  int64_t free_bytes = -1;           // -1: not known
   std::vector<std::string> removed;  // older ones that had to go
 };
 // For a save that has found the disk of `dir` full, or would: removes what
-// RemoveOldSteps does, and then, until there is room for one that is as large as
-// `good`, and `least` in any case (a quota is not seen), what is damaged, and
-// older ones that keep_last would keep. Never `good`, which must be known to be
-// whole (empty: it removes no more than RemoveOldSteps), nor the newest whole
-// one, nor what keep_every keeps. `least` < 0: only looks. LOCAL.
+// RemoveOldSteps does, and then, until there is room for one that is as large
+// as `good`, and `least` in any case (a quota is not seen), what is damaged,
+// and older ones that keep_last would keep. Never `good`, which must be known
+// to be whole (empty: it removes no more than RemoveOldSteps), nor the newest
+// whole one, nor what keep_every keeps. `least` < 0: only looks. LOCAL.
 DiskRoom MakeRoom(const std::string& dir, const std::string& good,
                   const Retention& retention, int least, FileSystem* files,
                   FolderHolds holds = FolderHolds::kAll);

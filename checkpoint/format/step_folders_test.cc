@@ -399,11 +399,11 @@ TEST_F(MakeRoomTest, ASaveWithoutRoomLeavesNoFolder) {
 TEST_F(StepFoldersTest, AFolderIsOneJobs) {
   absl::StatusOr<RunLock> first = RunLock::Take(kDir, &disk_);
   TESSERA_ASSERT_OK(first.status());
-  EXPECT_THAT(RunLock::Take(kDir, &disk_).status(),
-              StatusIs(absl::StatusCode::kUnavailable,
-                       AllOf(HasSubstr(absl::StrCat("process ", getpid(),
-                                                    " on host ")),
-                             HasSubstr(" UTC saves its checkpoints there"))));
+  EXPECT_THAT(
+      RunLock::Take(kDir, &disk_).status(),
+      StatusIs(absl::StatusCode::kUnavailable,
+               AllOf(HasSubstr(absl::StrCat("process ", getpid(), " on host ")),
+                     HasSubstr(" UTC saves its checkpoints there"))));
   // No checkpoint's lock: each save has that besides.
   Save(1, 1);
   first = absl::CancelledError("ended");

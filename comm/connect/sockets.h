@@ -1,5 +1,6 @@
-// TCP sockets: to listen, to be found, to connect. All are closed on exec and on
-// fork (base/system/close_on_fork.h), so close them by CloseDescriptor. No torch.
+// TCP sockets: to listen, to be found, to connect. All are closed on exec and
+// on fork (base/system/close_on_fork.h), so close them by CloseDescriptor. No
+// torch.
 #ifndef COMM_CONNECT_SOCKETS_H_
 #define COMM_CONNECT_SOCKETS_H_
 

@@ -19,7 +19,8 @@ bool IsError(absl::string_view line) {
     for (int code = 1; code <= kLastCode; ++code) {
       const std::string name =
           absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
-      if (absl::StartsWith(line, name + ": ")) return absl::EndsWith(line, "\n");
+      if (absl::StartsWith(line, name + ": "))
+        return absl::EndsWith(line, "\n");
     }
     const size_t colon = line.find(": ");
     if (colon == absl::string_view::npos) return false;

@@ -7,8 +7,8 @@
 //   [2] INVALID_ARGUMENT: optimizer.lr ...
 //
 // Only lines that an absl::Status makes wait here, for kHeld at most, until all
-// ranks have written the same, or the job has ended. The lines of a rank stay in
-// order, and none is lost, unless the launcher is killed meanwhile. Pure.
+// ranks have written the same, or the job has ended. The lines of a rank stay
+// in order, and none is lost, unless the launcher is killed meanwhile. Pure.
 #ifndef COMM_LAUNCH_FINAL_LINES_H_
 #define COMM_LAUNCH_FINAL_LINES_H_
 

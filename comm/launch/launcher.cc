@@ -30,7 +30,7 @@
 namespace tessera {
 namespace {
 
-constexpr char kMark[] = "TESSERA_LAUNCHED_BY";  // the parent's process id
+constexpr char kMark[] = "TESSERA_LAUNCHED_BY";    // the parent's process id
 constexpr char kNews[] = "TESSERA_LAUNCHER_NEWS";  // a descriptor
 constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP};
 // Passed on, too, and no reason to end: what Slurm sends before a job's time is

@@ -60,8 +60,9 @@ TEST(OutputRelayTest, ASystemWithoutThreadsIsAnError) {
   ASSERT_EQ(pthread_setattr_default_np(&huge), 0);
   const auto relay = OutputRelay::Start({});
   EXPECT_EQ(pthread_setattr_default_np(&before), 0);
-  EXPECT_THAT(relay, StatusIs(absl::StatusCode::kResourceExhausted,
-                              HasSubstr("cannot start a thread (tessera-relay): ")));
+  EXPECT_THAT(relay,
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("cannot start a thread (tessera-relay): ")));
   pthread_attr_destroy(&huge);
   pthread_attr_destroy(&before);
 }

@@ -17,8 +17,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "base/system/close_on_fork.h"
 #include "base/status.h"
+#include "base/system/close_on_fork.h"
 #include "base/system/system_limits.h"
 #include "comm/connect/handshake.h"
 #include "comm/connect/sockets.h"
@@ -315,8 +315,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> ConnectStore(
                !absl::IsResourceExhausted(status);
       });
   if (absl::IsPermissionDenied(fd.status()) || absl::IsAborted(fd.status()) ||
-      absl::IsResourceExhausted(fd.status()) ||
-      absl::IsNotFound(fd.status())) {
+      absl::IsResourceExhausted(fd.status()) || absl::IsNotFound(fd.status())) {
     return fd.status();
   }
   if (!fd.ok()) return absl::DeadlineExceededError(fd.status().message());

@@ -13,8 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "base/system/close_on_fork.h"
 #include "base/status.h"
+#include "base/system/close_on_fork.h"
 #include "base/system/system_limits.h"
 #include "base/thread/start_thread.h"
 #include "comm/connect/sockets.h"
@@ -29,8 +29,8 @@ absl::Status CannotListen(int error, bool loopback) {
   const std::string limit = DescriptorLimit(error);
   if (error == EADDRINUSE) return absl::AlreadyExistsError(why);
   if (!limit.empty()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no descriptor for the store where ranks meet: ", why, limit));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no descriptor for the store where ranks meet: ", why, limit));
   }
   // A port below 1024 may be forbidden.
   if (loopback && error != EACCES) {

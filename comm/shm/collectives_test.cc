@@ -301,11 +301,10 @@ TEST(CollectivesMismatch, OfACallThatOneRankMakesAlone) {
     return c.Barrier(r == 1 ? "SetLearningRate" : "gradient of a");
   });
   for (const absl::Status& status : results) {
-    EXPECT_THAT(status,
-                StatusIs(absl::StatusCode::kFailedPrecondition,
-                         AllOf(HasSubstr("barrier 'SetLearningRate'"),
-                               HasSubstr("that a rank makes alone"),
-                               Not(HasSubstr("AnyRankHasData")))));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 AllOf(HasSubstr("barrier 'SetLearningRate'"),
+                                       HasSubstr("that a rank makes alone"),
+                                       Not(HasSubstr("AnyRankHasData")))));
   }
 }
 

@@ -13,8 +13,8 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "base/system/close_on_fork.h"
 #include "base/status.h"
+#include "base/system/close_on_fork.h"
 #include "base/thread/start_thread.h"
 #include "comm/connect/keyed_hash.h"
 

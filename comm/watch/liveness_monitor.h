@@ -13,9 +13,9 @@
 // A rank that leaves in an orderly way (the destructor, or exit()) says so.
 //
 // A child that a rank has forked holds no connection of the rank's
-// (base/system/close_on_fork.h). However it was made, the launcher of --world sees who
-// has ended, and tells the others (TakeLauncherNews), who believe it after
-// kNewsGrace.
+// (base/system/close_on_fork.h). However it was made, the launcher of --world
+// sees who has ended, and tells the others (TakeLauncherNews), who believe it
+// after kNewsGrace.
 //
 // Only ranks of the job are let in (comm/connect/reception.h).
 //

@@ -219,11 +219,12 @@ TEST_F(WaitJudgeTest, DifferentCollectivesOfOneNumberAreNamedAtOnce) {
       Ask(InCollective()),
       StatusIs(
           absl::StatusCode::kFailedPrecondition,
-          AllOf(HasSubstr("the ranks are in different collectives: rank 0 "
-                          "in all-gather of unit x #7 (all-gather, 64 "
-                          "bytes of float32), rank 1 in reduction of "
-                          "gradients of unit y #7 (reduce-scatter sum, 8 bytes of "
-                          "float64)"),
+          AllOf(HasSubstr(
+                    "the ranks are in different collectives: rank 0 "
+                    "in all-gather of unit x #7 (all-gather, 64 "
+                    "bytes of float32), rank 1 in reduction of "
+                    "gradients of unit y #7 (reduce-scatter sum, 8 bytes of "
+                    "float64)"),
                 HasSubstr("as many batches: see Engine::AnyRankHasData"))));
   EXPECT_EQ(after_, absl::Milliseconds(100));
   TESSERA_EXPECT_OK(Ask(ForShards()));  // which is in no collective
@@ -232,12 +233,11 @@ TEST_F(WaitJudgeTest, DifferentCollectivesOfOneNumberAreNamedAtOnce) {
 // Not of batches: rank 1 makes a call alone.
 TEST_F(WaitJudgeTest, ACallThatOneRankMakesAloneIsNoMatterOfBatches) {
   MoveB({7, 99, "SetLearningRate", "agreement"});
-  EXPECT_THAT(
-      Ask(InCollective()),
-      StatusIs(absl::StatusCode::kFailedPrecondition,
-               AllOf(HasSubstr("rank 1 in SetLearningRate #7"),
-                     HasSubstr("look for one that a rank makes alone"),
-                     Not(HasSubstr("AnyRankHasData")))));
+  EXPECT_THAT(Ask(InCollective()),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("rank 1 in SetLearningRate #7"),
+                             HasSubstr("look for one that a rank makes alone"),
+                             Not(HasSubstr("AnyRankHasData")))));
 }
 
 // Rank 0 has waited for long, and looks rarely by now.

@@ -83,10 +83,10 @@ std::string BuildId() {
 absl::Status CheckBuilds(const std::vector<RankInfo>& infos) {
   for (size_t r = 1; r < infos.size(); ++r) {
     if (infos[r].build == infos[0].build) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the ranks are of different builds: rank 0 is of ", Build(infos[0]),
-        ", rank ", r, " of ", Build(infos[r]),
-        "; give all hosts the same build of the program"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("the ranks are of different builds: rank 0 is of ",
+                     Build(infos[0]), ", rank ", r, " of ", Build(infos[r]),
+                     "; give all hosts the same build of the program"));
   }
   return absl::OkStatus();
 }
@@ -94,7 +94,8 @@ absl::Status CheckBuilds(const std::vector<RankInfo>& infos) {
 std::string OtherFiles(const std::vector<RankInfo>& infos) {
   for (size_t r = 1; r < infos.size(); ++r) {
     if (infos[r].build_id == infos[0].build_id) continue;
-    return absl::StrCat("rank ", r, " runs another file than rank 0 (build ids ",
+    return absl::StrCat("rank ", r,
+                        " runs another file than rank 0 (build ids ",
                         infos[r].build_id, " and ", infos[0].build_id,
                         "); if it is not meant to, give all hosts the same "
                         "build of the program");

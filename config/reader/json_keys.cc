@@ -90,7 +90,8 @@ const std::vector<Foreign>& ForeignKeys() {
         "num_processes", "machine_rank", "main_process_ip", "main_process_port",
         "main_training_function", "rdzv_backend", "same_network",
         "downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo"}},
-      {"Accelerate's: in a program that is ConstructSharded, and Engine::SaveSafetensors",
+      {"Accelerate's: in a program that is ConstructSharded, and "
+       "Engine::SaveSafetensors",
        {"zero3_init_flag", "zero3_save_16bit_model"}},
       {"DeepSpeed ignores it, too: write \"tensorboard\", \"csv_monitor\" or "
        "\"jsonl_monitor\" at the top level",

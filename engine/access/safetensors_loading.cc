@@ -174,8 +174,8 @@ absl::Status PlanLoading(const EngineParts& parts,
   return absl::OkStatus();
 }
 
-// Each rank compares a part. Without `strict` the first of two is taken, and the
-// other is named. COLLECTIVE.
+// Each rank compares a part. Without `strict` the first of two is taken, and
+// the other is named. COLLECTIVE.
 absl::Status CheckTies(const EngineParts& parts, bool strict,
                        Loading* loading) {
   const Communicator& comm = *parts.comm;

@@ -75,7 +75,8 @@ std::string MisfitOf(const SafetensorsMatch& match, const std::string& where) {
 }
 
 constexpr char kOneHere[] =
-    " are one tensor in the module (tied): remove one of them from the file, or "
+    " are one tensor in the module (tied): remove one of them from the file, "
+    "or "
     "untie them in the module; strict = false takes the first";
 
 std::string Listed(const std::vector<std::string>& names) {
@@ -158,10 +159,10 @@ class Planner {
     const auto text = [](const SafetensorsTensor& tensor) {
       return absl::StrCat(tensor.dtype_name, " ", SizesText(tensor.sizes));
     };
-    std::string fault = absl::StrCat(
-        file_.Describe(*used), ", ", text(*used), ", and ",
-        QuotedName(other->name), ", ", text(*other),
-        same_order ? "" : ", one of them transposed,", kOneHere);
+    std::string fault =
+        absl::StrCat(file_.Describe(*used), ", ", text(*used), ", and ",
+                     QuotedName(other->name), ", ", text(*other),
+                     same_order ? "" : ", one of them transposed,", kOneHere);
     if (options_.strict) {
       faults_.push_back(std::move(fault));
     } else {
@@ -214,8 +215,8 @@ absl::Status CompareTie(const Safetensors& file, const SafetensorsTie& tie,
                         int part, int parts) {
   constexpr int64_t kAtOnce = 1 << 20;
   const int64_t bytes = tie.used->bytes;
-  const int64_t end = bytes / parts * (part + 1) +
-                      (part + 1 == parts ? bytes % parts : 0);
+  const int64_t end =
+      bytes / parts * (part + 1) + (part + 1 == parts ? bytes % parts : 0);
   std::string a, b;
   for (int64_t at = bytes / parts * part; at < end; at += kAtOnce) {
     const int64_t n = std::min(kAtOnce, end - at);
@@ -224,10 +225,9 @@ absl::Status CompareTie(const Safetensors& file, const SafetensorsTie& tie,
     TESSERA_RETURN_IF_ERROR(file.ReadBytes(*tie.used, at, a.data(), n));
     TESSERA_RETURN_IF_ERROR(file.ReadBytes(*tie.other, at, b.data(), n));
     if (a == b) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(file.Describe(*tie.used), " and ",
-                     QuotedName(tie.other->name), " have other values, and",
-                     kOneHere));
+    return absl::InvalidArgumentError(absl::StrCat(
+        file.Describe(*tie.used), " and ", QuotedName(tie.other->name),
+        " have other values, and", kOneHere));
   }
   return absl::OkStatus();
 }

@@ -97,10 +97,10 @@ void StateReads::PlanSlot(const StateTable::Slot& slot,
                  part.end - flat.owned().begin};
     const int number = place.states[kind];
     // An average that begins late begins with the values.
-    const int from = number < 0 && place.has_states() &&
-                             table_.IsAverage(slot.flat, kind)
-                         ? place.states[StateTable::kValue]
-                         : number;
+    const int from =
+        number < 0 && place.has_states() && table_.IsAverage(slot.flat, kind)
+            ? place.states[StateTable::kValue]
+            : number;
     if (from >= 0) {
       one.from = WantedElements{place.storage, from, begin,
                                 begin + part.numel(), nullptr};

@@ -62,8 +62,8 @@ class StateTable {
   // Whether it is the average of values (ema_decay).
   bool IsAverage(int flat, State state) const;
   // Whether a state can begin beside older moments, since an option was turned
-  // on in a run: as zeros, as in a new optimizer, and the average as the values.
-  // Not exp_avg_sq, say, whose zeros late in a run make huge updates.
+  // on in a run: as zeros, as in a new optimizer, and the average as the
+  // values. Not exp_avg_sq, say, whose zeros late in a run make huge updates.
   bool MayBeginLate(int flat, State state) const;
   // Whether optimizers (ShardedOptimizer::name) differ by such options alone:
   // "adamw" and "adamw_amsgrad", "sgd" and "sgd_momentum"; of joined ones all.

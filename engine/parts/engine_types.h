@@ -58,7 +58,7 @@ struct EngineOptions {
   // Rank 0's parameters and buffers replace the others' at Create. Otherwise
   // both must be equal on all ranks (checked; InvalidArgument names the first
   // that differs), or parameters alone. Those of sharding.ignored_parameters
-  // are replaced, and count as buffers.
+  // count as buffers, and with buffers_may_differ stay each rank's own.
   bool sync_from_rank0 = false;
   bool buffers_may_differ = false;
   // Where the module is moved to (Module::to) before it is taken over; where it
@@ -270,8 +270,10 @@ struct LoadCheckpointOptions {
   bool strict = true;
 };
 struct LoadCheckpointReport {
-  std::string client_state;             // this rank's
-  std::vector<std::string> missing;     // names of the module; not there
+  std::string client_state;  // this rank's
+  // Names of the module that are not there, and "NAME (STATE)" of states that
+  // begin now.
+  std::vector<std::string> missing;
   std::vector<std::string> unexpected;  // the other way round
   int64_t bytes_read = 0;               // by this rank, with indices
   int world_size = 0, stage = 0;        // of the run that saved

@@ -46,14 +46,16 @@ Writes WritesOf(absl::string_view text) {
 absl::Status Differ(const std::string& unit, const Write& write,
                     absl::string_view where, size_t rank) {
   return absl::FailedPreconditionError(absl::StrCat(
-      where, ": [", unit, "] parameter '", write.parameter,
-      "' was written by ", write.op,
+      where, ": [", unit, "] parameter '", write.parameter, "' was written by ",
+      write.op,
       " at places that depend on its input, and what was written differs "
       "between rank 0 and rank ",
       rank,
-      ": the parameter is no longer the same on all ranks; make the same writes "
+      ": the parameter is no longer the same on all ranks; make the same "
+      "writes "
       "on all ranks: give the operator the same input, or write after Step "
-      "(Engine::Summon); of nn::Embedding leave max_norm out and scale its rows "
+      "(Engine::Summon); of nn::Embedding leave max_norm out and scale its "
+      "rows "
       "there"));
 }
 
@@ -103,9 +105,8 @@ std::string PlacedWrites::Take(const FlatDescription& flat) {
 
 absl::Status ComparePlacedWrites(absl::Span<const absl::string_view> all,
                                  absl::string_view where) {
-  if (std::all_of(all.begin(), all.end(), [&](absl::string_view text) {
-        return text == all[0];
-      })) {
+  if (std::all_of(all.begin(), all.end(),
+                  [&](absl::string_view text) { return text == all[0]; })) {
     return absl::OkStatus();
   }
   std::vector<Writes> ranks;

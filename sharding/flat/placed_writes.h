@@ -37,8 +37,8 @@ class PlacedWrites {
   // `whole` has what was written. LOCAL.
   void Close(const FlatDescription& flat, const FlatBuffer& whole);
   bool empty() const { return entries_.empty(); }
-  // What has changed since the last call, as text for ComparePlacedWrites; "" if
-  // nothing has. REQUIRES: Close.
+  // What has changed since the last call, as text for ComparePlacedWrites; ""
+  // if nothing has. REQUIRES: Close.
   std::string Take(const FlatDescription& flat);
   void Clear() { entries_.clear(); }
 

@@ -88,7 +88,7 @@ struct MicroBatch {
   bool may_nest = true;
   // Gradients stay on this rank, added up in no narrower a dtype than
   // FlatDescription::gradient_dtype, until the next
-  // call with reduce. Nothing is COLLECTIVE then.
+  // call with reduce. Nothing is COLLECTIVE then but ChooseWeightUnit.
   bool reduce = true;
   // What .grad() of parameters has, which no Run has made, is added, times
   // this. Absent: it is an error, unless it is zero.

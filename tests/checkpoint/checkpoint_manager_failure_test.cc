@@ -178,8 +178,9 @@ class SmallDisk {
 constexpr char kMayNot[] = "may not mount";
 constexpr int64_t kSmallFiles = 4 * 4096;  // latest, job.lock, ...
 
-// "<dir>\n<steps>\n<checkpoints and a half that the disk holds>\n<how>". Answers
-// how it ended, and the steps that are whole then, and all that is there.
+// "<dir>\n<steps>\n<checkpoints and a half that the disk holds>\n<how>".
+// Answers how it ended, and the steps that are whole then, and all that is
+// there.
 TESSERA_RANK_FUNCTION(TrainOnASmallDisk) {
   const std::vector<std::string> words = absl::StrSplit(args, '\n');
   ManagerArgs a(args);
@@ -241,9 +242,9 @@ TESSERA_RANK_FUNCTION(TrainOnASmallDisk) {
   std::sort(names.begin(), names.end());
   for (const std::string& name : names) {
     const bool whole =
-        CheckFilesOf(a.options.dir + "/" + name, FileSystem::Real(),
-                     *a.options.node_local ? FolderHolds::kPart
-                                           : FolderHolds::kAll)
+        CheckFilesOf(
+            a.options.dir + "/" + name, FileSystem::Real(),
+            *a.options.node_local ? FolderHolds::kPart : FolderHolds::kAll)
             .ok();
     absl::StrAppend(&report, " ", name, whole ? "=whole" : "");
   }
@@ -255,9 +256,8 @@ class SmallDiskTest : public CheckpointManagerTest {
   std::vector<std::string> Run(int ranks, int steps, int room,
                                const std::string& how) {
     fs::create_directories(dir_);
-    return RunOnRanks(
-        ranks, "TrainOnASmallDisk",
-        absl::StrCat(dir_, "\n", steps, "\n", room, "\n", how));
+    return RunOnRanks(ranks, "TrainOnASmallDisk",
+                      absl::StrCat(dir_, "\n", steps, "\n", room, "\n", how));
   }
 };
 

@@ -160,10 +160,9 @@ TESSERA_RANK_FUNCTION(TwoInOneFolder) {
   TESSERA_ASSIGN_OR_RETURN(Trainee trainee, MakeTrainee(world));
   TESSERA_ASSIGN_OR_RETURN(
       auto first, CheckpointManager::Create(trainee.engine.get(), a.options));
-  std::string told =
-      CheckpointManager::Create(trainee.engine.get(), a.options)
-          .status()
-          .ToString();
+  std::string told = CheckpointManager::Create(trainee.engine.get(), a.options)
+                         .status()
+                         .ToString();
   // It is freed for who comes next, and waited for.
   first.reset();
   absl::StatusOr<RunLock> before = absl::UnknownError("another rank's");

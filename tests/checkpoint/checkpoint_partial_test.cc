@@ -185,8 +185,8 @@ TEST_P(PartialTest, TheModelAloneIntoAnotherOptimizer) {
   }
 }
 
-// "<spec>\n<folder>\n<optimizer>\n<states of both>\n<states of it alone>": what a
-// run with that optimizer makes of the other's checkpoint; and what is wrong.
+// "<spec>\n<folder>\n<optimizer>\n<states of both>\n<states of it alone>": what
+// a run with that optimizer makes of the other's checkpoint; and what is wrong.
 TESSERA_RANK_FUNCTION(GoOnWithOtherOptions) {
   const CheckpointArgs a(args);
   const std::vector<std::string> lines = absl::StrSplit(args, '\n');
@@ -242,7 +242,8 @@ TESSERA_RANK_FUNCTION(GoOnWithOtherOptions) {
         absl::StrAppend(&said, "\n", name, " ", state);
       }
       const std::string told = absl::StrCat(name, " (", state, ")");
-      expected += std::count(report.missing.begin(), report.missing.end(), told);
+      expected +=
+          std::count(report.missing.begin(), report.missing.end(), told);
     }
   }
   const size_t all = model->named_parameters().size() * late.size();
@@ -251,8 +252,8 @@ TESSERA_RANK_FUNCTION(GoOnWithOtherOptions) {
   }
   if (engine->step() != a.spec.steps) absl::StrAppend(&said, "\nstep");
   spec.steps = a.spec.steps + 1;
-  TESSERA_RETURN_IF_ERROR(TrainSteps(*engine, *model, spec, world.rank(),
-                                     a.spec.steps, &record));
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, spec, world.rank(), a.spec.steps, &record));
   return said;
 }
 
@@ -285,19 +286,18 @@ TEST_P(PartialTest, OptionsThatAreTurnedOnInARun) {
   for (const Case& one : cases) {
     SCOPED_TRACE(absl::StrCat(one.saved, " to ", one.loaded));
     spec_.optimizer = one.saved;
-    const auto said = RunOn(
-        kWorldSize, "GoOnWithOtherOptions", spec_,
-        absl::StrCat(dir_, "turned\n", one.loaded, "\n", one.both, "\n",
-                     one.late));
+    const auto said = RunOn(kWorldSize, "GoOnWithOtherOptions", spec_,
+                            absl::StrCat(dir_, "turned\n", one.loaded, "\n",
+                                         one.both, "\n", one.late));
     if (one.same) {
       EXPECT_THAT(said, Each("OK"));
       continue;
     }
-    EXPECT_THAT(said, Each(AllOf(HasSubstr("FAILED_PRECONDITION"),
-                                 HasSubstr("LoadCheckpointOptions::strict = "
-                                           "false"),
-                                 HasSubstr("begin now"),
-                                 Not(HasSubstr("\n")))));
+    EXPECT_THAT(said,
+                Each(AllOf(HasSubstr("FAILED_PRECONDITION"),
+                           HasSubstr("LoadCheckpointOptions::strict = "
+                                     "false"),
+                           HasSubstr("begin now"), Not(HasSubstr("\n")))));
   }
 }
 

@@ -436,9 +436,8 @@ TEST(LoadTiedTest, TwoValuesOfOneParameterAreRefused) {
     spec.model = "Tied";
     spec.stage = stage;
     const auto load = [&](const std::string& name) {
-      return RunOnRanks(
-          2, "LoadTied",
-          absl::StrCat(folder / name, "|", spec.ToText()));
+      return RunOnRanks(2, "LoadTied",
+                        absl::StrCat(folder / name, "|", spec.ToText()));
     };
     EXPECT_THAT(load("equal"), Each("loaded, it has 7"));
     for (const char* name : {"last", "bits", "sizes", "dtype"}) {

@@ -333,8 +333,8 @@ TESSERA_RANK_FUNCTION(WritePlaces) {
   const PlacedWrite write =
       PlacedWriteCases()[static_cast<size_t>(std::stoi(words[1]))];
   auto model = std::make_shared<Table>();
-  TESSERA_ASSIGN_OR_RETURN(auto engine, Create(model, world.communicator(),
-                                               std::stoi(words[0])));
+  TESSERA_ASSIGN_OR_RETURN(
+      auto engine, Create(model, world.communicator(), std::stoi(words[0])));
   const at::Tensor rows =
       torch::tensor({3, 7}) + (words[2] == "own" ? 10 * world.rank() : 0);
   const auto forward = [&] {
@@ -433,7 +433,8 @@ TESSERA_RANK_FUNCTION(SummonedRows) {
                              Create(model, world.communicator(), stage));
     SummonOptions options;
     options.rank0_only = true;
-    TESSERA_ASSIGN_OR_RETURN(auto scope, engine->Summon({model->rows->weight}, options));
+    TESSERA_ASSIGN_OR_RETURN(auto scope,
+                             engine->Summon({model->rows->weight}, options));
     if (world.rank() == 0) {
       torch::NoGradGuard no_grad;
       model->rows->weight.index_put_({torch::tensor({1})}, 2);
@@ -449,9 +450,9 @@ TESSERA_RANK_FUNCTION(SummonedRows) {
       model->rows->weight.copy_(copy);
     }
     torch::AutoGradMode grad(true);
-    const at::Tensor loss = (model->first(torch::ones({1, 4})) *
-                             model->rows(torch::tensor({1})))
-                                .sum();
+    const at::Tensor loss =
+        (model->first(torch::ones({1, 4})) * model->rows(torch::tensor({1})))
+            .sum();
     absl::StrAppend(&results, engine->Backward(loss).ToString(), " ");
     TESSERA_RETURN_IF_ERROR(engine->Close());
   }

@@ -412,7 +412,8 @@ TESSERA_RANK_FUNCTION(TrainWithAndWithout) {
       return values;
     };
     TESSERA_ASSIGN_OR_RETURN(start, all());
-    const int first = words.size() > 2 ? static_cast<int>(spec.accumulation) : 0;
+    const int first =
+        words.size() > 2 ? static_cast<int>(spec.accumulation) : 0;
     for (int i = 0; i < spec.steps * spec.accumulation; ++i) {
       BackwardOptions options;
       if (weighted && i >= first) options.weight = weight;
@@ -504,7 +505,8 @@ TEST_P(ScalingTest, EqualWeightsOfAnySizeTrainAsNoneDo) {
   }
 }
 
-// The unit of a step is one: the ranks learn in its middle that there are weights.
+// The unit of a step is one: the ranks learn in its middle that there are
+// weights.
 TEST_P(ScalingTest, WeightsMayBeginInALaterStep) {
   TrainingSpec spec;
   spec.stage = GetParam();

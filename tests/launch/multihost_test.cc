@@ -309,9 +309,9 @@ TEST_F(MultihostTest, AnInterfaceThatGlooCannotListenAt) {
     for (const bool both : {true, false}) {
       std::vector<std::unique_ptr<Process>> ranks;
       for (int r = 0; r < 2; ++r) {
-        Env env = {{"RANK", absl::StrCat(r)},    {"WORLD_SIZE", "2"},
-                   {"LOCAL_RANK", "0"},          {"LOCAL_WORLD_SIZE", "1"},
-                   {"MASTER_ADDR", kAlpha},      {"MASTER_PORT", "29500"},
+        Env env = {{"RANK", absl::StrCat(r)}, {"WORLD_SIZE", "2"},
+                   {"LOCAL_RANK", "0"},       {"LOCAL_WORLD_SIZE", "1"},
+                   {"MASTER_ADDR", kAlpha},   {"MASTER_PORT", "29500"},
                    {kBackend, "gloo"}};
         if (both || r == 1) env.emplace_back("GLOO_SOCKET_IFNAME", name);
         ranks.push_back(Start(r, env, /*startup_timeout=*/20));
@@ -319,13 +319,12 @@ TEST_F(MultihostTest, AnInterfaceThatGlooCannotListenAt) {
       for (const auto& rank : ranks) {
         const Finished run = rank->Finish(absl::Seconds(40));
         EXPECT_EQ(run.code, 1);
-        EXPECT_THAT(
-            run.err,
-            ContainsRegex(absl::StrCat(
-                "^INVALID_ARGUMENT: rank [01]: GLOO_SOCKET_IFNAME is '",
-                name[0] == '^' ? "\\" : "", name,
-                "': .*; this host has cable \\(10.77.0.[12].*\\), lo "
-                "\\(127.0.0.1.*\\); set it to the one")));
+        EXPECT_THAT(run.err,
+                    ContainsRegex(absl::StrCat(
+                        "^INVALID_ARGUMENT: rank [01]: GLOO_SOCKET_IFNAME is '",
+                        name[0] == '^' ? "\\" : "", name,
+                        "': .*; this host has cable \\(10.77.0.[12].*\\), lo "
+                        "\\(127.0.0.1.*\\); set it to the one")));
       }
     }
   }

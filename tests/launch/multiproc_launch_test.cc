@@ -47,9 +47,9 @@ constexpr char kStandard[] = "TESSERA_LAUNCH_TEST_STANDARD";
 
 // Says on stdout who it is, and lives on with all that its parent has open.
 void SleepInChild(bool plain) {
-  const auto child = plain ? fork()
-                           : static_cast<pid_t>(
-                                 syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0));
+  const auto child =
+      plain ? fork()
+            : static_cast<pid_t>(syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0));
   if (child != 0) return;
   const std::string line = absl::StrCat("child ", getpid(), "\n");
   if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(99);
@@ -296,9 +296,8 @@ TEST(WorldFlagTest, ARankIsSeenToEndThoughItsChildLives) {
 // As daemons, ssh and cron leave them.
 TEST(WorldFlagTest, StandardDescriptorsMayBeClosedOrOfAnotherKind) {
   for (const char* how : {"ccc", "-c-", "--c", "wrr", "-pp"}) {
-    const Finished run =
-        RunOne("standard", {"--world=2", "--prefix_output=on"},
-               {{kStandard, how}});
+    const Finished run = RunOne("standard", {"--world=2", "--prefix_output=on"},
+                                {{kStandard, how}});
     EXPECT_EQ(run.code, 0) << how << ": " << run.err;
     if (how[1] == '-') EXPECT_THAT(run.out, HasSubstr("[1] step 2\n"));
     if (how[2] == '-') EXPECT_THAT(run.err, HasSubstr("[0] step 2\n"));
@@ -306,8 +305,8 @@ TEST(WorldFlagTest, StandardDescriptorsMayBeClosedOrOfAnotherKind) {
   // Nobody between them and who started them, and no launcher at all.
   for (const char* how : {"ccc", "-pp"}) {
     const Env env = {{kStandard, how}};
-    EXPECT_EQ(RunOne("standard", {"--world=2", "--prefix_output=off"}, env).code,
-              0)
+    EXPECT_EQ(
+        RunOne("standard", {"--world=2", "--prefix_output=off"}, env).code, 0)
         << how;
     EXPECT_EQ(RunOne("standard", {}, env).code, 0) << how;
   }
@@ -325,9 +324,9 @@ TEST(WorldFlagTest, SIGUSR1EndsNobody) {
 TEST(WorldFlagTest, AnErrorOfAllRanksIsSaidOnce) {
   const Finished run = RunOne("refuse", {"--world=3"});
   EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, testing::StartsWith(
-                           "[0-2] INVALID_ARGUMENT: of all ranks\n"
-                           "tessera: rank "));
+  EXPECT_THAT(run.err,
+              testing::StartsWith("[0-2] INVALID_ARGUMENT: of all ranks\n"
+                                  "tessera: rank "));
   EXPECT_THAT(run.err, Not(HasSubstr("[1]")));
 }
 

@@ -20,12 +20,12 @@
 #include "base/torch_guard.h"
 #include "comm/connect/job_secret.h"
 #include "comm/launch/cpus.h"
-#include "comm/world/build_stamp.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/rendezvous/rank_info.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "comm/rendezvous/store_client.h"
 #include "comm/rendezvous/store_server.h"
+#include "comm/world/build_stamp.h"
 #include "comm/world/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -110,8 +110,8 @@ absl::Status MeetOfAnotherBuild(const std::string& how, int port) {
   if (how == "protocol") info.build = "protocol 0, libtorch 2.10.0";
   if (how == "file") info.build_id = "0123456789ab";
   if (how == "age") {  // what was told before there were stamps
-    text = absl::StrCat(info.host, "\n", info.network, "\n\n", info.cpus,
-                        "\n\n");
+    text =
+        absl::StrCat(info.host, "\n", info.network, "\n\n", info.cpus, "\n\n");
   } else {
     text = info.Encode();
   }

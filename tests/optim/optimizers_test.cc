@@ -170,8 +170,8 @@ TESSERA_RANK_FUNCTION(OtherThanFused) {
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor trained, engine->Master(name));
     const at::Tensor differ = trained.ne(one.p).nonzero();
     if (differ.numel() == 0) continue;
-    absl::StrAppend(&others, name, ": ",
-                    numel - differ.min().item<int64_t>(), "\n");
+    absl::StrAppend(&others, name, ": ", numel - differ.min().item<int64_t>(),
+                    "\n");
   }
   TESSERA_RETURN_IF_ERROR(engine->Close());
   return others;
@@ -200,8 +200,7 @@ TEST(LibtorchFusedTest, TheDefaultDiffersInRestsOfEightAlone) {
   if (capability != "AVX2" && capability != "AVX512") {
     GTEST_SKIP() << "libtorch runs without FMA here: " << capability;
   }
-  for (const std::string& answer :
-       RunOnRanks(2, "OtherThanFused", "stage=2")) {
+  for (const std::string& answer : RunOnRanks(2, "OtherThanFused", "stage=2")) {
     EXPECT_NE(answer, "");
     for (const absl::string_view line :
          absl::StrSplit(answer, '\n', absl::SkipEmpty())) {

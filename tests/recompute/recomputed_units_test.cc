@@ -177,7 +177,8 @@ TEST_F(RecomputedUnitsTest, RunsNoMoreThanIsNeeded) {
 // A unit is whole for what is computed again and for its backward: gathered
 // once for both.
 TEST_F(RecomputedUnitsTest, GathersNoMore) {
-  // A rank that is alone gathers nothing, unless there is to be a copy to poison.
+  // A rank that is alone gathers nothing, unless there is to be a copy to
+  // poison.
   SetPoisonOnFree(true);
   const absl::Cleanup restore = [] { SetPoisonOnFree(false); };
   std::vector<std::vector<std::string>> gathers;
