@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Of a call that wanted a descriptor and failed with `error`, an errno: "; this
-// process may have 16 files open ...", or "" for other errors.
+// Says which limit made a call that wanted a descriptor fail with `error`, an
+// errno: "; this process may have 16 files open ...", or "" for other errors.
 std::string DescriptorLimit(int error);
 
 // For 127.0.0.1 that cannot be listened or connected at, though nobody refuses

@@ -188,8 +188,8 @@ absl::StatusOr<File> Folder::OpenAs(const std::string& name, int flags,
   return File(std::move(open), info.st_size);
 }
 
-// Of a name that cannot be opened. Whoever removes what nothing is left of must
-// not take a link to a disk that is not mounted for nothing.
+// Tells a link that leads nowhere from a name that is not there: a caller that
+// removes leftovers must not mistake a disk that is not mounted for a lost file.
 absl::Status Folder::OpenError(int result, const std::string& name) const {
   const absl::Status error = open_.Error(result, name);
   if (result != -ENOENT && result != -ELOOP) return error;

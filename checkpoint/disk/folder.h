@@ -101,8 +101,8 @@ class Folder {
   absl::Status Rename(const std::string& from, const std::string& to) const;
   // A file; no error where it is not there.
   absl::Status Remove(const std::string& name) const;
-  // The same of whatever else has the name: a folder that is not empty gets
-  // another name, NAME.aside-..., and stays.
+  // Frees the name whatever has it. A folder that is not empty stays, and is
+  // renamed to NAME.aside-...
   absl::Status Clear(const std::string& name) const;
   // The names in it, sorted.
   absl::StatusOr<std::vector<std::string>> Names() const;

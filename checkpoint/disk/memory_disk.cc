@@ -140,7 +140,7 @@ void MemoryDisk::Close(int fd) {
   open_.erase(it);
 }
 
-// Of files that are open and have no name any more, too.
+// Files that are open and have no name any more count, too.
 int64_t MemoryDisk::Filled() const {
   std::set<const Node*> nodes;
   std::vector<const Node*> left = {root_.get()};

@@ -67,8 +67,8 @@ class MemoryDisk : public FileSystem {
   // here): its result instead,
   // or 0 to let it pass. Writes that get a positive number write so many bytes.
   std::function<int64_t(int64_t k, const char* call)> before;
-  // Of all files together; writes beyond it are cut short, or -ENOSPC.
-  // -1: there is no end.
+  // Bytes that all files together may have; writes beyond are cut short, or
+  // fail with -ENOSPC. -1: no limit.
   int64_t capacity = -1;
   // The names in the folder at `path`, and their bytes.
   std::map<std::string, std::string> FilesIn(const std::string& path);

@@ -104,7 +104,7 @@ TEST_F(CommandTest, ListsWhatCannotBeReadAndSaysSo) {
 TEST_F(CommandTest, Verifies) {
   EXPECT_EQ(Run({"verify", folder_ + "/a"}), 0);
   EXPECT_THAT(out_, StartsWith(folder_ + "/a: whole; step 1"));
-  // Of files that lie elsewhere, with links to them.
+  // The checkpoint links to files that lie elsewhere.
   fs::create_directory(folder_ + "/store");
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder_ + "/a")) {
