@@ -23,8 +23,8 @@ namespace tessera {
 // forked child will not have. Never 0, 1 or 2, where others write.
 int OpenCloseOnFork(const std::function<int()>& open);
 
-// Marks a descriptor that is open already. A fork in another thread meanwhile may
-// come before the mark.
+// Marks a descriptor that is open already. A fork in another thread meanwhile
+// may come before the mark.
 void SetCloseOnFork(int fd);
 bool IsCloseOnFork(int fd);
 

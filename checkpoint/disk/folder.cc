@@ -189,7 +189,8 @@ absl::StatusOr<File> Folder::OpenAs(const std::string& name, int flags,
 }
 
 // Tells a link that leads nowhere from a name that is not there: a caller that
-// removes leftovers must not mistake a disk that is not mounted for a lost file.
+// removes leftovers must not mistake a disk that is not mounted for a lost
+// file.
 absl::Status Folder::OpenError(int result, const std::string& name) const {
   const absl::Status error = open_.Error(result, name);
   if (result != -ENOENT && result != -ELOOP) return error;
