@@ -61,33 +61,43 @@ absl::Status Differ(const std::string& unit, const Write& write,
 
 }  // namespace
 
+void PlacedWrites::Entry::Fold() {
+  if (after != before) changes = MixBits((changes + kMixStep) ^ after);
+  before = after;
+}
+
+// Ranks may come to other borders in between, so what is compared is the bytes
+// that are there at last, and not how they came.
 void PlacedWrites::Note(const FlatDescription& flat, const FlatBuffer& whole,
                         int slot, absl::string_view op) {
   auto entry = std::find_if(entries_.begin(), entries_.end(),
                             [&](const Entry& e) { return e.slot == slot; });
-  if (entry == entries_.end()) {
+  const bool first = entry == entries_.end();
+  if (first) {
     entry = entries_.insert(entries_.end(), Entry{slot, std::string(op)});
   }
   if (op == kOtherWrite) entry->op = std::string(op);
   if (entry->open || entry->op == kOtherWrite) return;
-  entry->before = PrintOf(flat, whole, slot);
   entry->open = true;
+  const uint64_t now = PrintOf(flat, whole, slot);
+  if (!first && now == entry->after) return;
+  if (!first) entry->Fold();
+  entry->before = entry->after = now;
 }
 
 void PlacedWrites::Close(const FlatDescription& flat, const FlatBuffer& whole) {
   for (Entry& entry : entries_) {
     if (!entry.open) continue;
     entry.open = false;
-    const uint64_t after = PrintOf(flat, whole, entry.slot);
-    if (after == entry.before) continue;
-    entry.changes = MixBits((entry.changes + kMixStep) ^ after);
+    entry.after = PrintOf(flat, whole, entry.slot);
   }
 }
 
 std::string PlacedWrites::Take(const FlatDescription& flat) {
   const absl::string_view end(&kEndOfField, 1);
   std::string text;
-  for (const Entry& entry : entries_) {
+  for (Entry& entry : entries_) {
+    entry.Fold();
     const bool other = entry.op == kOtherWrite;
     if (entry.changes == 0 && !other) continue;
     absl::StrAppend(&text, flat.name(), end, entry.slot, end);

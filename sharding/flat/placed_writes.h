@@ -36,7 +36,6 @@ class PlacedWrites {
             absl::string_view op);
   // `whole` has what was written. LOCAL.
   void Close(const FlatDescription& flat, const FlatBuffer& whole);
-  bool empty() const { return entries_.empty(); }
   // What has changed since the last call, as text for ComparePlacedWrites; ""
   // if nothing has. REQUIRES: Close.
   std::string Take(const FlatDescription& flat);
@@ -47,8 +46,10 @@ class PlacedWrites {
     int slot = 0;
     std::string op;  // the first
     bool open = false;
-    uint64_t before = 0;
-    uint64_t changes = 0;  // 0: there are none
+    // What the writes made of what; an update in between begins anew.
+    uint64_t before = 0, after = 0;
+    uint64_t changes = 0;  // up to `before`; 0: there are none
+    void Fold();
   };
   std::vector<Entry> entries_;
 };

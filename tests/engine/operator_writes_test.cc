@@ -424,6 +424,46 @@ TEST(OperatorWritesTest, PlacesThatAreNotChangedMayDiffer) {
   EXPECT_THAT(RunOnRanks(2, "RenormalisesNothing", ""), Each("OK"));
 }
 
+// Rank 0 writes a row, and what was there back, or the other half of what rank
+// 1 writes at once; a use in between is a border of its own. args: "back" or
+// "halves".
+TESSERA_RANK_FUNCTION(WritesInTwoParts) {
+  std::string results;
+  for (const int stage : {0, 3}) {
+    auto model = std::make_shared<Table>();
+    TESSERA_ASSIGN_OR_RETURN(auto engine,
+                             Create(model, world.communicator(), stage));
+    at::Tensor& w = model->rows->weight;
+    const at::Tensor rows = torch::tensor({3, 7});
+    {
+      torch::NoGradGuard no_grad;
+      const at::Tensor were = w.index({rows});
+      if (world.rank() == 0) {
+        w.index_put_({args == "back" ? rows : rows.slice(0, 0, 1)}, 2);
+        (void)model->first(torch::ones({1, 4}));
+        if (args == "back") {
+          w.index_put_({rows}, were);
+        } else {
+          w.index_put_({rows.slice(0, 1)}, 2);
+        }
+      } else if (args == "halves") {
+        w.index_put_({rows}, 2);
+      }
+    }
+    const at::Tensor h = model->first(torch::ones({1, 4}));
+    TESSERA_RETURN_IF_ERROR(engine->Backward((h * model->rows(rows)).sum()));
+    TESSERA_RETURN_IF_ERROR(engine->Close());
+    results += "OK ";
+  }
+  return results;
+}
+
+TEST(OperatorWritesTest, WhatIsThereAtLastIsCompared) {
+  for (const char* how : {"back", "halves"}) {
+    EXPECT_THAT(RunOnRanks(2, "WritesInTwoParts", how), Each("OK OK ")) << how;
+  }
+}
+
 // What rank 0 alone writes in a scope of Engine::Summon all ranks get.
 TESSERA_RANK_FUNCTION(SummonedRows) {
   std::string results;
