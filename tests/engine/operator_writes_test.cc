@@ -424,9 +424,9 @@ TEST(OperatorWritesTest, PlacesThatAreNotChangedMayDiffer) {
   EXPECT_THAT(RunOnRanks(2, "RenormalisesNothing", ""), Each("OK"));
 }
 
-// Rank 0 writes a row, and what was there back, or the other half of what rank
-// 1 writes at once; a use in between is a border of its own. args: "back" or
-// "halves".
+// Rank 0 writes rows, and then back what was there, or the other half of what
+// rank 1 writes at once; a look at masters in between is a border. args: "back"
+// or "halves".
 TESSERA_RANK_FUNCTION(WritesInTwoParts) {
   std::string results;
   for (const int stage : {0, 3}) {
@@ -438,17 +438,11 @@ TESSERA_RANK_FUNCTION(WritesInTwoParts) {
     {
       torch::NoGradGuard no_grad;
       const at::Tensor were = w.index({rows});
-      if (world.rank() == 0) {
-        w.index_put_({args == "back" ? rows : rows.slice(0, 0, 1)}, 2);
-        (void)model->first(torch::ones({1, 4}));
-        if (args == "back") {
-          w.index_put_({rows}, were);
-        } else {
-          w.index_put_({rows.slice(0, 1)}, 2);
-        }
-      } else if (args == "halves") {
-        w.index_put_({rows}, 2);
-      }
+      const bool mine = world.rank() == 0, halves = args == "halves";
+      if (mine) w.index_put_({halves ? rows.slice(0, 0, 1) : rows}, 2);
+      TESSERA_RETURN_IF_ERROR(engine->Master("rows.weight").status());
+      if (halves) w.index_put_({mine ? rows.slice(0, 1) : rows}, 2);
+      if (mine && !halves) w.index_put_({rows}, were);
     }
     const at::Tensor h = model->first(torch::ones({1, 4}));
     TESSERA_RETURN_IF_ERROR(engine->Backward((h * model->rows(rows)).sum()));
