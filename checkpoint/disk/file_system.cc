@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
-#include "base/system/close_on_fork.h"
+#include "base/system/file_lock.h"
 
 namespace tessera {
 namespace {
@@ -47,13 +47,6 @@ T OrError(T result) {
   return result < 0 ? -errno : result;
 }
 
-int SetLock(int fd, short type) {
-  struct flock whole = {};
-  whole.l_type = type;
-  whole.l_whence = SEEK_SET;
-  return OrError(fcntl(fd, F_OFD_SETLK, &whole));
-}
-
 }  // namespace
 
 FileSystem* FileSystem::Real() {
@@ -70,11 +63,7 @@ int FileSystem::Reopen(int fd, int flags) {
   return OrError(open(path.c_str(), flags | O_CLOEXEC));
 }
 
-void FileSystem::Close(int fd) {
-  // Also of those that have the same open file by other ways than fork().
-  if (IsCloseOnFork(fd)) SetLock(fd, F_UNLCK);
-  CloseDescriptor(fd);
-}
+void FileSystem::Close(int fd) { CloseLockedFile(fd); }
 
 int64_t FileSystem::Write(int fd, const char* from, int64_t bytes,
                           int64_t offset) {
@@ -145,11 +134,7 @@ int64_t FileSystem::FreeBytes(int folder) {
          static_cast<int64_t>(info.f_frsize);
 }
 
-int FileSystem::Lock(int fd) {
-  // The lock is the open file's, so a child that has it would hold it, too.
-  SetCloseOnFork(fd);
-  return SetLock(fd, F_WRLCK);
-}
+int FileSystem::Lock(int fd) { return LockFile(fd); }
 
 std::unique_ptr<ReadQueue> FileSystem::MakeReadQueue(unsigned depth) {
   return ReadQueue::Create(depth);

@@ -236,11 +236,11 @@ TEST_F(FolderTest, AChildDoesNotHoldTheLockOfWhoWasKilled) {
   if (holder == 0) {
     const File held = Opened().OpenOrCreateFile("lock").value();
     if (!held.Lock().ok()) _exit(1);
-    const pid_t child = fork();
-    if (child == 0) {
-      while (true) pause();
+    if (fork() == 0) {
+      // It has given up what it is not to have before fork() returns there.
+      const pid_t child = getpid();
+      if (write(orphan[1], &child, sizeof(child)) != sizeof(child)) _exit(2);
     }
-    if (write(orphan[1], &child, sizeof(child)) != sizeof(child)) _exit(2);
     while (true) pause();
   }
   pid_t child = 0;

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/system/close_on_fork.h"
+#include "base/system/file_lock.h"
 
 namespace tessera {
 namespace {
@@ -20,13 +20,6 @@ constexpr mode_t kOwnersOnly = 0600;
 template <class T>
 T OrError(T result) {
   return result < 0 ? -errno : result;
-}
-
-int SetLock(int fd, short type) {
-  struct flock whole = {};
-  whole.l_type = type;
-  whole.l_whence = SEEK_SET;
-  return OrError(fcntl(fd, F_OFD_SETLK, &whole));
 }
 
 // The limit of the size of files (ulimit -f), beyond which a file that grows
@@ -53,11 +46,7 @@ int SwapSystem::Open(int folder, const std::string& name, int flags) {
   return OrError(openat(folder, name.c_str(), flags | O_CLOEXEC, kOwnersOnly));
 }
 
-void SwapSystem::Close(int fd) {
-  // Also of those that have the same open file by other ways than fork().
-  if (IsCloseOnFork(fd)) SetLock(fd, F_UNLCK);
-  CloseDescriptor(fd);
-}
+void SwapSystem::Close(int fd) { CloseLockedFile(fd); }
 
 int SwapSystem::Unlink(int folder, const std::string& name) {
   return OrError(unlinkat(folder, name.c_str(), 0));
@@ -87,11 +76,7 @@ int SwapSystem::Stat(int fd, struct stat* info) {
   return OrError(fstat(fd, info));
 }
 
-int SwapSystem::Lock(int fd) {
-  // The lock is the open file's, so a child that has it would hold it, too.
-  SetCloseOnFork(fd);
-  return SetLock(fd, F_WRLCK);
-}
+int SwapSystem::Lock(int fd) { return LockFile(fd); }
 
 int SwapSystem::Fallocate(int fd, int64_t begin, int64_t bytes) {
   if (IsBeyondLimit(begin + bytes)) return -EFBIG;
