@@ -474,6 +474,7 @@ TESSERA_RANK_FUNCTION(SummonedRows) {
       model->rows->weight.index_put_({torch::tensor({1})}, 2);
     }
     TESSERA_RETURN_IF_ERROR(scope.Close());
+    TESSERA_RETURN_IF_ERROR(engine->FullStateDict().status());
     // And what the others get by a copy is the same, too.
     torch::NoGradGuard no_grad;
     if (world.rank() == 0) {
