@@ -4,18 +4,21 @@
 // have ended soon and named the dead; the next save sweeps what is left.
 //
 //   checkpoint_kill_test [--kills=40] [--first_seed=0] [--jobs=6]
-//       [--resume_every=4] [--moving_clock=0]
+//       [--resume_every=4] [--moving_clock=0] [--forks=2] [--closed=3]
 //
 // After every fourth kill the same ranks load what is there, train and save.
-// While the ranks of every `moving_clock`th run the host's clock is set again
-// and again.
+// Of N kills about N / `moving_clock` have a host whose clock is set again and
+// again, N / `forks` ranks with children that outlive them, N / `closed` ranks
+// that start without descriptors 0, 1 and 2; 0: none.
 //
 // This program forked with kProgram set is a rank.
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -70,6 +73,8 @@ int g_first_seed = 0;
 int g_jobs = 6;
 int g_resume_every = 4;
 int g_moving_clock = 0;
+int g_forks = 2;
+int g_closed = 3;
 
 // ---- the program of a rank ----
 
@@ -91,20 +96,22 @@ struct Plan {
   // Each rank has children, forked in the middle of the armed save, that
   // outlive it.
   bool forks = false;
+  bool is_closed = false;  // the ranks have no descriptors 0, 1 and 2 at Init
+  bool clock_moves = false;
   std::string clock;  // the one that the ranks follow (moved_clock.h)
 
   std::string ToText() const {
     return absl::StrCat(dir, " ", world_size, " ", stage, " ", async, " ",
                         saves, " ", armed, " ", victim, " ", all, " ", at_call,
                         " ", after_us, " ", bandwidth, " ", loads, " ", forks,
-                        " ", clock);
+                        " ", is_closed, " ", clock);
   }
   static Plan FromText(const std::string& text) {
     Plan plan;
     std::istringstream(text) >> plan.dir >> plan.world_size >> plan.stage >>
         plan.async >> plan.saves >> plan.armed >> plan.victim >> plan.all >>
         plan.at_call >> plan.after_us >> plan.bandwidth >> plan.loads >>
-        plan.forks >> plan.clock;
+        plan.forks >> plan.is_closed >> plan.clock;
     return plan;
   }
 };
@@ -131,9 +138,13 @@ void ForkThree() {
   }
 }
 
-void Say(const std::string& line) {
-  std::fprintf(stderr, "%s\n", line.c_str());
-  std::fflush(stderr);
+int g_words_fd = STDERR_FILENO;
+
+void Say(const std::string& line) { dprintf(g_words_fd, "%s\n", line.c_str()); }
+
+void CloseStandardDescriptors() {
+  g_words_fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 100);
+  for (const int fd : {0, 1, 2}) close(fd);
 }
 
 // "saved <step>" for each save that has ended well, "refused <step>: <why>"
@@ -158,6 +169,7 @@ absl::Status TrainAndSave(const Plan& plan, int argc, char** argv) {
     spec.steps = step;
     TESSERA_RETURN_IF_ERROR(
         TrainSteps(*engine, *model, spec, world->rank(), step - 1, &record));
+    if (plan.is_closed) dprintf(STDOUT_FILENO, "step %d\n", step);
     const bool armed = step == plan.armed;
     if (armed && world->rank() == plan.victim) Arm(plan);
     if (armed && plan.victim < 0) CountCalls({-1, kKill, plan.dir});
@@ -190,6 +202,7 @@ absl::Status TrainAndSave(const Plan& plan, int argc, char** argv) {
 int RankMain(const std::string& text, int argc, char** argv) {
   const Plan plan = Plan::FromText(text);
   FollowMovedClock(plan.clock);
+  if (plan.is_closed) CloseStandardDescriptors();
   const absl::Status status = TrainAndSave(plan, argc, argv);
   if (!status.ok()) Say(absl::StrCat("failed: ", status.ToString()));
   Shutdown();
@@ -376,7 +389,12 @@ Plan PlanOf(int seed, const std::string& dir) {
   plan.async = seed / 4 % 2 == 1;
   plan.victim = static_cast<int>(up_to(plan.world_size));
   plan.all = up_to(4) == 0;
-  plan.forks = seed / 8 % 2 == 1;
+  const auto is_one_of = [&](int n) {
+    return up_to(std::max(n, 1)) == 0 && n > 0;
+  };
+  plan.clock_moves = is_one_of(g_moving_clock);
+  plan.forks = is_one_of(g_forks);
+  plan.is_closed = is_one_of(g_closed);
   if (up_to(4) == 0) {
     plan.bandwidth = 200'000;  // some 50 ms
     plan.after_us = up_to(120'000);
@@ -407,7 +425,7 @@ TEST(CheckpointKillTest, TheOldOneOrTheNewOneIsFoundWhole) {
     const TempFolder folder, clock_folder;
     Plan plan = PlanOf(seed, DirIn(folder));
     MovedClock clock(clock_folder.path() + "/clock");
-    if (g_moving_clock > 0 && seed % g_moving_clock == 0) {
+    if (plan.clock_moves) {
       plan.clock = clock_folder.path() + "/clock";
       clock.KeepMoving(seed);
     }
@@ -527,6 +545,8 @@ int main(int argc, char** argv) {
         : absl::ConsumePrefix(&arg, "--first_seed=")   ? &g_first_seed
         : absl::ConsumePrefix(&arg, "--resume_every=") ? &g_resume_every
         : absl::ConsumePrefix(&arg, "--moving_clock=") ? &g_moving_clock
+        : absl::ConsumePrefix(&arg, "--forks=")        ? &g_forks
+        : absl::ConsumePrefix(&arg, "--closed=")       ? &g_closed
         : absl::ConsumePrefix(&arg, "--jobs=")         ? &g_jobs
                                                        : nullptr;
     if (value == nullptr || !absl::SimpleAtoi(arg, value)) {

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -55,30 +56,39 @@ struct RankSpec {
   int stage = 0;
   bool marks = false;  // writes its phases
   bool forks = false;  // has children that outlive it
+  // Starts without descriptors 0, 1 and 2, as a daemon may.
+  bool is_closed = false;
   absl::Duration timeout = absl::Minutes(5);
   std::string folder;
   std::string clock;  // the one it follows (tests/failure/moved_clock.h)
 
   std::string ToText() const {
     return absl::StrCat(stage, " ", marks ? 1 : 0, " ", forks ? 1 : 0, " ",
-                        absl::FormatDuration(timeout), " ", folder, " ", clock);
+                        is_closed ? 1 : 0, " ", absl::FormatDuration(timeout),
+                        " ", folder, " ", clock);
   }
   static RankSpec FromText(const std::string& text) {
     std::string timeout;
     RankSpec spec;
     std::istringstream(text) >> spec.stage >> spec.marks >> spec.forks >>
-        timeout >> spec.folder >> spec.clock;
+        spec.is_closed >> timeout >> spec.folder >> spec.clock;
     absl::ParseDuration(timeout, &spec.timeout);
     return spec;
   }
+
+  // Where a rank waits for the launcher's end, writes its phases, and its
+  // words.
+  int hold_fd() const { return is_closed ? 100 : STDIN_FILENO; }
+  int marks_fd() const { return is_closed ? 101 : STDOUT_FILENO; }
+  int words_fd() const { return is_closed ? 102 : STDERR_FILENO; }
 };
 
 // As a data loader's worker does: goes on without exec, and does not end with
-// its parent, but once nobody has the other end of its stdin.
-inline void ForkChild() {
+// its parent, but once nobody has the other end of `hold_fd`.
+inline void ForkChild(int hold_fd) {
   if (fork() != 0) return;
   char byte = 0;
-  while (read(STDIN_FILENO, &byte, 1) != 0) {
+  while (read(hold_fd, &byte, 1) != 0) {
   }
   _exit(0);
 }
@@ -86,7 +96,7 @@ inline void ForkChild() {
 // Trains until it is ended.
 inline absl::Status TrainForEver(const RankSpec& spec, int argc, char** argv) {
   auto enter = [&](char phase) {
-    if (spec.marks && write(STDOUT_FILENO, &phase, 1) != 1) _exit(99);
+    if (spec.marks && write(spec.marks_fd(), &phase, 1) != 1) _exit(99);
   };
   enter('I');
   WorldOptions options;
@@ -98,14 +108,20 @@ inline absl::Status TrainForEver(const RankSpec& spec, int argc, char** argv) {
   options.collective_timeout = spec.timeout;
   options.dump_folder = spec.folder;
   TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv, options));
-  if (spec.forks) ForkChild();
+  for (const int fd : {0, 1, 2}) {
+    struct stat held;
+    if (spec.is_closed && (fstat(fd, &held) != 0 || !S_ISCHR(held.st_mode))) {
+      return absl::InternalError(absl::StrCat(fd, " is not /dev/null"));
+    }
+  }
+  if (spec.forks) ForkChild(spec.hold_fd());
   enter('C');
   auto model = BuildModel("Mlp", world->rank());
   TrainingSpec training;
   training.stage = spec.stage;
   TESSERA_ASSIGN_OR_RETURN(auto engine,
                            MakeEngine(model, training, world->communicator()));
-  if (spec.forks) ForkChild();
+  if (spec.forks) ForkChild(spec.hold_fd());
   for (int64_t step = 0;; ++step) {
     enter('F');
     TESSERA_ASSIGN_OR_RETURN(at::Tensor loss, CatchTorch("forward", [&] {
@@ -119,7 +135,9 @@ inline absl::Status TrainForEver(const RankSpec& spec, int argc, char** argv) {
     enter('K');
     // In the middle of the first save.
     std::thread forker;
-    if (spec.forks && step == 2) forker = std::thread(ForkChild);
+    if (spec.forks && step == 2) {
+      forker = std::thread(ForkChild, spec.hold_fd());
+    }
     const absl::Status saved = engine->SaveCheckpoint(spec.folder + "/state");
     if (forker.joinable()) forker.join();
     TESSERA_RETURN_IF_ERROR(saved);
@@ -131,7 +149,7 @@ inline int RunRank(const std::string& text, int argc, char** argv) {
   FollowMovedClock(spec.clock);
   const absl::Status status = TrainForEver(spec, argc, argv);
   Shutdown();
-  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  dprintf(spec.words_fd(), "%s\n", status.ToString().c_str());
   return 1;
 }
 
@@ -237,10 +255,13 @@ class Ranks {
     child.env.emplace_back("OMP_NUM_THREADS", "1");
     child.env.emplace_back("TMPDIR", spec.folder);
     child.env.emplace_back(kProgram, spec.ToText());
-    child.fds = {{out[1], STDOUT_FILENO},
-                 {err[1], STDERR_FILENO},
-                 {hold_[0], STDIN_FILENO}};
+    child.fds = {{out[1], spec.marks_fd()},
+                 {err[1], spec.words_fd()},
+                 {hold_[0], spec.hold_fd()}};
+    const int flags = spec.is_closed ? FD_CLOEXEC : 0;
+    for (const int fd : {0, 1, 2}) fcntl(fd, F_SETFD, flags);
     ranks_[r].pid = SpawnSelf(child).value();
+    for (const int fd : {0, 1, 2}) fcntl(fd, F_SETFD, 0);
     close(out[1]);
     close(err[1]);
     ranks_[r].out = out[0];

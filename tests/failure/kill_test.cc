@@ -1,13 +1,14 @@
 // Training in real processes, one of which is killed, or stopped, at a seeded
-// instant: what the others say, how soon, and what is left behind. In every
-// second run each rank has children, forked before and in the middle of a save,
-// that outlive it. This program
+// instant: what the others say, how soon, and what is left behind. This program
 // run again with kProgram set is a rank.
 //
-//   kill_test [--seeds=20] [--first_seed=0] [--moving_clock=0]
+//   kill_test [--seeds=20] [--first_seed=0] [--moving_clock=0] [--forks=2]
+//       [--closed=3]
 //
-// While the ranks of every `moving_clock`th seed run the host's clock is set
-// again and again.
+// Of N seeds about N / `moving_clock` have a host whose clock is set again and
+// again, N / `forks` ranks with children that outlive them (forked before and
+// in the middle of a save), N / `closed` ranks that start without descriptors
+// 0, 1 and 2; 0: none.
 #include <dirent.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -63,6 +64,8 @@ constexpr absl::Duration kSurvivorsEnd = absl::Seconds(2);
 int g_seeds = 20;
 int g_first_seed = 0;
 int g_moving_clock = 0;
+int g_forks = 2;
+int g_closed = 3;
 
 // A folder that must hold nothing but checkpoints at the end.
 class Folder : public TempFolder {
@@ -100,6 +103,7 @@ struct Plan {
   bool rank0_hosts;
   bool clock_moves;
   bool forks;
+  bool is_closed;
 
   std::string ToText() const {
     return absl::StrCat("stage ", stage, ", ", world_size, " ranks, rank ",
@@ -107,6 +111,7 @@ struct Plan {
                         times, " after ", absl::FormatDuration(delay),
                         rank0_hosts ? ", rank 0 hosts the store" : "",
                         forks ? ", with children" : "",
+                        is_closed ? ", without descriptors" : "",
                         clock_moves ? ", the clock is set" : "");
   }
 };
@@ -128,8 +133,10 @@ Plan PlanOf(int seed) {
                                                             : 4000));
   // Nobody can tell of a rank that never came to a store without a launcher.
   plan.rank0_hosts = plan.phase != 'I' && plan.phase != 'C' && up_to(3) == 0;
-  plan.clock_moves = g_moving_clock > 0 && seed % g_moving_clock == 0;
-  plan.forks = up_to(2) == 0;
+  auto is_one_of = [&](int n) { return up_to(std::max(n, 1)) == 0 && n > 0; };
+  plan.clock_moves = is_one_of(g_moving_clock);
+  plan.forks = is_one_of(g_forks);
+  plan.is_closed = is_one_of(g_closed);
   return plan;
 }
 
@@ -144,6 +151,7 @@ TEST(KillTest, TheSurvivorsEndSoonAndNameTheDead) {
     RankSpec spec;
     spec.stage = plan.stage;
     spec.forks = plan.forks;
+    spec.is_closed = plan.is_closed;
     spec.folder = folder.path();
     if (plan.clock_moves) {
       spec.clock = clock_folder.path() + "/clock";
@@ -383,6 +391,8 @@ int main(int argc, char** argv) {
         absl::ConsumePrefix(&arg, "--seeds=")          ? &g_seeds
         : absl::ConsumePrefix(&arg, "--first_seed=")   ? &g_first_seed
         : absl::ConsumePrefix(&arg, "--moving_clock=") ? &g_moving_clock
+        : absl::ConsumePrefix(&arg, "--forks=")        ? &g_forks
+        : absl::ConsumePrefix(&arg, "--closed=")       ? &g_closed
                                                        : nullptr;
     if (value == nullptr || !absl::SimpleAtoi(arg, value)) {
       std::fprintf(stderr, "unknown argument %s\n", argv[i]);
