@@ -67,7 +67,11 @@ absl::Status NoConnection(const std::string& host, int error) {
                            : absl::ResourceExhaustedError(text);
   }
   if (error != ECONNREFUSED && absl::StartsWith(host, "127.")) {
-    return absl::UnavailableError(NoLoopback(std::strerror(error)));
+    const std::string text = NoLoopback(std::strerror(error));
+    // Nobody brings it up while a job starts.
+    return error == ENETUNREACH || error == ENETDOWN
+               ? absl::FailedPreconditionError(text)
+               : absl::UnavailableError(text);
   }
   return absl::UnavailableError("nobody listens there");
 }
@@ -75,7 +79,8 @@ absl::Status NoConnection(const std::string& host, int error) {
 // One try of each address. Returns NotFound where the name is not known,
 // Unavailable where nobody listens, Aborted where this rank was turned away, as
 // happens among too many strangers; ResourceExhausted where there are no
-// descriptors; PermissionDenied only if all addresses are another job's.
+// descriptors; FailedPrecondition where loopback is down; PermissionDenied only
+// if all addresses are another job's.
 // `*address` is the numeric one that it is connected with then.
 absl::StatusOr<int> DialOnce(Address* address, Deadline deadline) {
   absl::Status status =
@@ -102,6 +107,13 @@ absl::StatusOr<int> DialOnce(Address* address, Deadline deadline) {
     }
   }
   return status;
+}
+
+// No later try ends otherwise.
+bool IsFinal(const absl::Status& status) {
+  return absl::IsPermissionDenied(status) ||
+         absl::IsResourceExhausted(status) ||
+         absl::IsFailedPrecondition(status);
 }
 
 // Tries again as long as `again` says of an error, until the deadline.
@@ -310,12 +322,10 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> ConnectStore(
   address.rank = options.rank;
   address.server = options.server;
   const absl::StatusOr<int> fd =
-      Dial(&address, deadline, [](const absl::Status& status) {
-        return !absl::IsPermissionDenied(status) &&
-               !absl::IsResourceExhausted(status);
-      });
-  if (absl::IsPermissionDenied(fd.status()) || absl::IsAborted(fd.status()) ||
-      absl::IsResourceExhausted(fd.status()) || absl::IsNotFound(fd.status())) {
+      Dial(&address, deadline,
+           [](const absl::Status& status) { return !IsFinal(status); });
+  if (IsFinal(fd.status()) || absl::IsAborted(fd.status()) ||
+      absl::IsNotFound(fd.status())) {
     return fd.status();
   }
   if (!fd.ok()) return absl::DeadlineExceededError(fd.status().message());

@@ -40,10 +40,12 @@ struct StoreClientOptions {
 // Connects until `deadline`, trying again where nobody listens yet, or the name
 // of the host is not known yet. Asks the name service at each try, unless the
 // host is numeric. Blocking. Returns
-//   NotFound          the host's name is not known
-//   PermissionDenied  who listens there does not know the key
-//   Aborted           it turned this rank away until the deadline
-//   DeadlineExceeded  nobody listens there, or it does not answer
+//   NotFound            the host's name is not known
+//   PermissionDenied    who listens there does not know the key
+//   ResourceExhausted   this process may open no more files
+//   FailedPrecondition  loopback is down
+//   Aborted             it turned this rank away until the deadline
+//   DeadlineExceeded    nobody listens there, or it does not answer
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> ConnectStore(
     const StoreClientOptions& options, Deadline deadline);
 

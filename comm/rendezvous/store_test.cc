@@ -1,6 +1,7 @@
 // The job's store: what it answers, how long a client waits, who gets in.
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -24,7 +25,9 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
@@ -218,6 +221,21 @@ TEST_F(StoreServerTest, OneThatIsSilentIsAnErrorInTime) {
                 .code(),
             absl::StatusCode::kDeadlineExceeded);
   close(silent);
+}
+
+TEST_F(StoreServerTest, WithoutADescriptorTheLimitIsNamedAtOnce) {
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int next = dup(STDIN_FILENO);  // the lowest that is free
+  close(next);
+  const rlimit none = {static_cast<rlim_t>(next), before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto store = ConnectStore(options_, Deadline::After(kEnough));
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_THAT(store.status(),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("no descriptor for a connection"),
+                             HasSubstr("ulimit -n"))));
 }
 
 TEST_F(StoreServerTest, APortInUseIsAnError) {
