@@ -305,6 +305,21 @@ TEST_F(StepFoldersTest, AFileInThePlaceOfAStep) {
   EXPECT_THAT(contents, ElementsAre(StartsWith("step-00000002.aside-")));
 }
 
+// Nothing is known of when it was saved.
+TEST_F(StepFoldersTest, OneOfAnotherFormatStandsWhereItsStepDoes) {
+  for (int64_t step = 1; step <= 3; ++step) Save(step, step);
+  const Folder folder = Folder::Open(PathOf(2), &disk_).value();
+  auto manifest = ReadManifest(folder).value();
+  manifest.set_format_version(99);
+  TESSERA_EXPECT_OK(folder.Remove(kManifestName));
+  Put(absl::StrCat(PathOf(2), "/", kManifestName),
+      EncodeManifest(manifest).value());
+  EXPECT_THAT(
+      ListStepFolders(kDir, &disk_).value()[1].manifest,
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("format 99")));
+  EXPECT_THAT(Found(), ElementsAre(3, 2, 1));
+}
+
 // Bytes of all files.
 int64_t BytesOf(MemoryDisk* disk, const std::string& path) {
   int64_t bytes = 0;
