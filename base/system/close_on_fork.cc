@@ -1,4 +1,4 @@
-// Why the inode beside the number: whoever closes one of these by close() alone
+// Why the file's identity beside the number: whoever closes one of these by close() alone
 // leaves a mark behind, and the number may be a file of the user's by then. A
 // child takes away only what is still the same.
 //
@@ -23,11 +23,16 @@ namespace {
 // The kernel's own limit (fs.nr_open) unless it was raised. Of this table only
 // those pages take memory that are written.
 constexpr int kMaxDescriptors = 1 << 20;
-std::atomic<uint64_t> g_inodes[kMaxDescriptors];  // 0: not close-on-fork
+std::atomic<uint64_t> g_files[kMaxDescriptors];  // 0: not close-on-fork
 std::atomic<int> g_end{0};                        // beyond the last of these
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 pthread_mutex_t g_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+// Inodes are those of one file system. Never 0.
+uint64_t IdentityOf(const struct stat& info) {
+  return (uint64_t{info.st_dev} << 40 ^ uint64_t{info.st_ino}) | 1ULL << 63;
+}
 
 class NoForkMeanwhile {
  public:
@@ -43,9 +48,9 @@ void AfterForkInChild() {
   int null = -1;
   const int end = g_end.load();
   for (int fd = 0; fd < end; ++fd) {
-    const uint64_t inode = g_inodes[fd].exchange(0);
+    const uint64_t file = g_files[fd].exchange(0);
     struct stat now;
-    if (inode == 0 || fstat(fd, &now) != 0 || now.st_ino != inode) continue;
+    if (file == 0 || fstat(fd, &now) != 0 || IdentityOf(now) != file) continue;
     if (null < 0) null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (null < 0 || dup3(null, fd, O_CLOEXEC) != fd) close(fd);
   }
@@ -63,7 +68,7 @@ void WatchForks() {
 void Mark(int fd) {
   struct stat info;
   if (fd < 0 || fd >= kMaxDescriptors || fstat(fd, &info) != 0) return;
-  g_inodes[fd] = info.st_ino;
+  g_files[fd] = IdentityOf(info);
   int end = g_end.load();
   while (end <= fd && !g_end.compare_exchange_weak(end, fd + 1)) {
   }
@@ -97,13 +102,13 @@ void SetCloseOnFork(int fd) {
 }
 
 bool IsCloseOnFork(int fd) {
-  return fd >= 0 && fd < kMaxDescriptors && g_inodes[fd] != 0;
+  return fd >= 0 && fd < kMaxDescriptors && g_files[fd] != 0;
 }
 
 int CloseDescriptor(int fd) {
   if (!IsCloseOnFork(fd)) return close(fd);
   const NoForkMeanwhile no_fork;
-  g_inodes[fd] = 0;
+  g_files[fd] = 0;
   return close(fd);
 }
 

@@ -60,7 +60,11 @@ std::string Summary(const proto::CheckpointManifest& manifest) {
   }
   const auto& training = manifest.training();
   return absl::StrCat(
-      "step ", manifest.step(), ", ", parameters, " numbers of parameters, ",
+      "step ", manifest.step(),
+      training.has_samples()
+          ? absl::StrCat(", ", training.samples(), " samples")
+          : "",
+      ", ", parameters, " numbers of parameters, ",
       SizeText(BytesOf(manifest)), " in ", manifest.files_size(),
       manifest.files_size() == 1 ? " file" : " files",
       manifest.has_training()

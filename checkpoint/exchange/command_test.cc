@@ -84,6 +84,11 @@ TEST_F(CommandTest, ListsAndShows) {
   EXPECT_EQ(Run({"show", folder_ + "/b"}), 0);
   EXPECT_THAT(out_, HasSubstr("layer1.weight [65]: value BF16\n"));
   EXPECT_EQ(Run({"ls", folder_ + "/b"}), 0);
+  Change("b", [](proto::CheckpointManifest* manifest) {
+    manifest->mutable_training()->set_samples(640);
+  });
+  EXPECT_EQ(Run({"ls", folder_ + "/b"}), 0);
+  EXPECT_THAT(out_, HasSubstr("/b: step 2, 640 samples, 196 numbers"));
   fs::create_directory(folder_ + "/none");
   EXPECT_EQ(Run({"ls", folder_ + "/none"}), 1);
 }

@@ -84,8 +84,6 @@ absl::Status Work(const TrainFlags& flags, Trainer& trainer, FILE* out,
   if (!flags.resume.empty()) {
     TESSERA_RETURN_IF_ERROR(trainer.Resume(flags.resume));
     report->resumed = true;
-    tessera::ProgressBar(out, 0).Say(absl::StrCat(
-        "resumed from ", flags.resume, ", step ", trainer.engine().step()));
   }
   {
     tessera::ProgressBar progress(out, flags.steps);

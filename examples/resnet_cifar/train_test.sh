@@ -42,8 +42,9 @@ run --world=2 --config "${work}/short.json" --max_steps 6 \
 [[ "$(< "${work}/first")" == "$(head -n 1 <<< "${expected}")" ]] ||
   fail "the first part: $(< "${work}/first")"
 resumed="$(run --world=2 --config "${work}/stage3.json" --workers 0 \
-  --save "${work}/run" --resume)"
-[[ "${resumed}" == "resumed from ${work}/run, step 6"* ]] || fail "${resumed}"
+  --save "${work}/run" --resume 2> "${work}/log")"
+[[ "$(grep -c "resumed at step 6 (192 samples) from ${work}/run/" \
+  "${work}/log")" == 1 ]] || fail "$(< "${work}/log")"
 [[ "$(tail -n 2 <<< "${resumed}")" == "$(tail -n 2 <<< "${expected}")" ]] ||
   fail "resumed: ${resumed}"
 

@@ -132,13 +132,7 @@ absl::Status Trainer::MakeManager() {
   TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> state,
                            manager_->Resume());
   if (!state.has_value()) return absl::OkStatus();  // nothing is saved yet
-  TESSERA_RETURN_IF_ERROR(
-      world_.communicator()->AgreeOk(LoadClientState(*state), "resuming"));
-  if (world_.rank() == 0) {
-    std::printf("resumed from %s, step %lld\n", flags_.save.c_str(),
-                static_cast<long long>(engine_->step()));
-  }
-  return absl::OkStatus();
+  return world_.communicator()->AgreeOk(LoadClientState(*state), "resuming");
 }
 
 absl::Status Trainer::Train() {

@@ -39,6 +39,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -337,6 +338,7 @@ TESSERA_RANK_FUNCTION(TrainByWhatSavesCost) {
   TESSERA_ASSIGN_OR_RETURN(
       const auto manager,
       CheckpointManager::Create(trainee.engine.get(), a.options));
+  TESSERA_RETURN_IF_ERROR(manager->Resume().status());
   const auto position = [&] {
     now += absl::Seconds(2);
     return std::string();
@@ -368,6 +370,10 @@ TEST_F(CheckpointManagerTest, SavesAsOftenAsFailuresAndItsCostSay) {
                                            "training's time; one in 1m58s"),
                           HasSubstr(dir_ + ": 5 saves, 2s")));
   EXPECT_THAT(RankPool::Get(2)->stderr_of(1), Not(HasSubstr("one in")));
+  // Nothing has happened since.
+  EXPECT_THAT(
+      RunOnRanks(2, "TrainByWhatSavesCost", absl::StrCat(dir_, "\n8")),
+      Each(EndsWith("; nothing to save, step 8 is saved already")));
 }
 
 // The folder is that of Create.
