@@ -6,18 +6,14 @@
 #include "absl/strings/str_cat.h"
 
 namespace tessera {
-namespace {
-
-// "" where there is none.
-std::string Limit(decltype(RLIMIT_AS) which, rlim_t unit) {
+std::string LimitText(int which, uint64_t unit) {
   rlimit limit = {};
-  if (getrlimit(which, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+  if (getrlimit(static_cast<decltype(RLIMIT_AS)>(which), &limit) != 0 ||
+      limit.rlim_cur == RLIM_INFINITY) {
     return "";
   }
   return absl::StrCat(limit.rlim_cur / unit);
 }
-
-}  // namespace
 
 std::string DescriptorLimit(int error) {
   if (error == ENFILE) {
@@ -25,7 +21,7 @@ std::string DescriptorLimit(int error) {
            "fs.file-max allows: raise it (sysctl)";
   }
   if (error != EMFILE) return "";
-  return absl::StrCat("; this process may have ", Limit(RLIMIT_NOFILE, 1),
+  return absl::StrCat("; this process may have ", LimitText(RLIMIT_NOFILE, 1),
                       " files open: raise the limit (ulimit -n, or LimitNOFILE "
                       "of a service)");
 }

@@ -3,9 +3,14 @@
 #ifndef BASE_SYSTEM_SYSTEM_LIMITS_H_
 #define BASE_SYSTEM_SYSTEM_LIMITS_H_
 
+#include <cstdint>
 #include <string>
 
 namespace tessera {
+
+// This process's soft limit `which` (RLIMIT_AS, ...) in units of `unit`; ""
+// where there is none.
+std::string LimitText(int which, uint64_t unit);
 
 // Says which limit made a call that wanted a descriptor fail with `error`, an
 // errno: "; this process may have 16 files open ...", or "" for other errors.

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/system/system_limits.h"
 
 namespace tessera {
 namespace {
@@ -35,27 +36,18 @@ bool HasRoom(size_t bytes) {
   return true;
 }
 
-// "" where there is none.
-std::string Limit(decltype(RLIMIT_AS) which, rlim_t unit) {
-  rlimit limit = {};
-  if (getrlimit(which, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
-    return "";
-  }
-  return absl::StrCat(limit.rlim_cur / unit);
-}
-
 // What to do about a thread that could not be started.
 std::string ThreadLimit() {
   const size_t stack = StackBytes();
   if (!HasRoom(stack)) {
-    const std::string mib = Limit(RLIMIT_AS, 1 << 20);
+    const std::string mib = LimitText(RLIMIT_AS, 1 << 20);
     return absl::StrCat(
         "; there is no room for its stack of ", stack >> 20, " MiB: ",
         mib.empty() ? "memory is short"
                     : absl::StrCat("the address space is limited to ", mib,
                                    " MiB; raise the limit (ulimit -v)"));
   }
-  const std::string processes = Limit(RLIMIT_NPROC, 1);
+  const std::string processes = LimitText(RLIMIT_NPROC, 1);
   return absl::StrCat(
       "; raise the limit of processes (ulimit -u",
       processes.empty() ? "" : absl::StrCat(", now ", processes),
