@@ -1,9 +1,8 @@
 """The macros that all BUILD files use instead of Bazel's cc_* rules.
 
-They add our warnings, and torch_pch = True: this target's files are compiled
-with a precompiled <torch/torch.h> (2 s a file instead of 10 s). Such a file
-must not depend on flags that the precompiled header was made without, such as
--mavx2 in copts.
+They add our warnings and a precompiled header: see "Note [What is precompiled]"
+below. A file must not depend on flags that its precompiled header was made
+without, such as -mavx2 in copts.
 """
 
 load("//third_party/cuda:defs.bzl", "HAS_CUDA")
@@ -26,19 +25,65 @@ _WARNINGS = [
     "-Wno-unused-parameter",
 ]
 
-_PCH = "//third_party/libtorch:torch_pch"
+# Note [What is precompiled]
+# Of libraries and programs: absl, 0.6 s a file; with torch_pch = True libtorch
+# too, which costs 10 s in every file that includes it, 2 s so.
+#
+# Tests, and libraries that only they use, are most of what a clean build compiles.
+# What costs in them is reading headers and optimising what runs once. So they have
+# precompiled what most of them include: gtest and absl, with torch_pch = True
+# libtorch too, and where they train on ranks the engine. And they are not
+# optimised (TEST_COPTS), unless they say optimized = True: an operators' test of
+# 500 lines takes 3.5 s of a processor so, 10 s else. An inline function that is
+# not inlined is the linker's first one then, which may be the slow one.
+_ABSL_PCH = "//third_party/absl:absl_pch"
+_TORCH_PCH = "//third_party/libtorch:torch_pch"
+_TEST_PCH = "//testing/pch:test_pch"
+_TORCH_TEST_PCH = "//testing/pch:torch_test_pch"
+_RANK_TEST_PCH = "//tests/pch:rank_test_pch"
+TEST_COPTS = [
+    "-O0",
+    "-U_FORTIFY_SOURCE",
+]
 
-def _cc(rule, torch_pch, copts, deps, kwargs):
+# Below these the rank tests' header, which is made of them.
+_RANK_TESTS_NEED = ["//engine", "//tests/support:rank_pool"]
+
+def _test_pch(torch_pch, deps):
+    if not torch_pch:
+        return _TEST_PCH
+    for dep in _RANK_TESTS_NEED:
+        if dep not in deps:
+            return _TORCH_TEST_PCH
+    return _RANK_TEST_PCH
+
+def _cc(rule, torch_pch, optimized, copts, deps, kwargs, absl_pch = True):
+    if not optimized:
+        pch, more = _test_pch(torch_pch, deps), TEST_COPTS
+    else:
+        pch, more = _TORCH_PCH if torch_pch else _ABSL_PCH, []
+        if not torch_pch and (copts or not absl_pch):
+            pch = None  # copts may be such that it does not fit
     rule(
-        copts = _WARNINGS + (pch_copts(_PCH) if torch_pch else []) + copts,
-        deps = deps + ([_PCH] if torch_pch else []),
+        copts = _WARNINGS + more + (pch_copts(pch) if pch else []) + copts,
+        deps = deps + ([pch] if pch else []),
         **kwargs
     )
 
-def tessera_cc_library(name, torch_pch = False, copts = [], deps = [], **kwargs):
-    """cc_library with our warnings. All its other attributes may be given."""
+def tessera_cc_library(
+        name,
+        torch_pch = False,
+        absl_pch = True,
+        optimized = True,
+        copts = [],
+        deps = [],
+        **kwargs):
+    """cc_library with our warnings. All its other attributes may be given.
+
+    absl_pch = False: its files may not have read absl.
+    """
     kwargs["name"] = name
-    _cc(native.cc_library, torch_pch, copts, deps, kwargs)
+    _cc(native.cc_library, torch_pch, optimized, copts, deps, kwargs, absl_pch)
 
 def tessera_cc_binary(name, torch_pch = False, copts = [], deps = [], **kwargs):
     """cc_binary with our warnings. All its other attributes may be given.
@@ -48,11 +93,12 @@ def tessera_cc_binary(name, torch_pch = False, copts = [], deps = [], **kwargs):
     kwargs["name"] = name
     if not kwargs.get("linkshared", False):
         deps = deps + ["//base/system:process_defaults"]
-    _cc(native.cc_binary, torch_pch, copts, deps, kwargs)
+    _cc(native.cc_binary, torch_pch, True, copts, deps, kwargs)
 
 def tessera_cc_test(
         name,
         torch_pch = False,
+        optimized = False,
         size = "small",
         copts = [],
         deps = [],
@@ -66,7 +112,7 @@ def tessera_cc_test(
     """
     kwargs["name"] = name
     kwargs["size"] = size
-    _cc(native.cc_test, torch_pch, copts, deps, kwargs)
+    _cc(native.cc_test, torch_pch, optimized, copts, deps, kwargs)
 
 def _run_again_test_impl(ctx):
     executable = ctx.actions.declare_file(ctx.label.name)

@@ -73,7 +73,9 @@ def _cc_pch_impl(ctx):
         cc_toolchain = toolchain,
         source_file = hdr.path,
         output_file = pch.path,
-        user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts,
+        user_compile_flags = (
+            ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts + ctx.attr.copts
+        ),
         include_directories = context.includes,
         quote_include_directories = context.quote_includes,
         system_include_directories = context.system_includes,
@@ -116,6 +118,8 @@ def _cc_pch_impl(ctx):
 cc_pch = rule(
     implementation = _cc_pch_impl,
     attrs = {
+        # Those of the files that use it, where they have more than others.
+        "copts": attr.string_list(),
         "deps": attr.label_list(providers = [CcInfo]),
         "hdr": attr.label(allow_single_file = [".h"], mandatory = True),
         "_cc_toolchain": attr.label(

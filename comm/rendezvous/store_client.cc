@@ -149,7 +149,10 @@ class StoreClient : public c10d::Store {
  public:
   explicit StoreClient(Address address, int fd,
                        std::chrono::milliseconds timeout)
-      : Store(timeout), address_(std::move(address)), fd_(fd) {}
+      : Store(timeout),
+        first_address_(address),
+        address_(std::move(address)),
+        fd_(fd) {}
   ~StoreClient() override {
     absl::MutexLock lock(&mutex_);
     Close();
@@ -158,10 +161,9 @@ class StoreClient : public c10d::Store {
   using Store::compareSet;
   using Store::set;
 
-  // Connected by its first call.
+  // Connected by its first call. Waits for no call of this one.
   c10::intrusive_ptr<Store> clone() override {
-    absl::MutexLock lock(&mutex_);
-    return c10::make_intrusive<StoreClient>(address_, -1, timeout_);
+    return c10::make_intrusive<StoreClient>(first_address_, -1, timeout_);
   }
   void set(const std::string& key, const Bytes& value) override {
     Ask({"set", key, Text(value)}, 0);
@@ -306,6 +308,7 @@ class StoreClient : public c10d::Store {
     fd_ = -1;
   }
 
+  const Address first_address_;
   absl::Mutex mutex_;
   Address address_ ABSL_GUARDED_BY(mutex_);
   int fd_ ABSL_GUARDED_BY(mutex_);

@@ -34,7 +34,8 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 constexpr absl::Duration kNewsTime = absl::Milliseconds(200);
 
 // Where subgroups are made, one after the other: clones are the same client. A
-// new one would be a connection more for each of them.
+// new one would be a connection more for each of them. Not thread-safe, clones
+// are their own.
 class SubgroupStore : public c10d::PrefixStore {
  public:
   explicit SubgroupStore(StorePtr client)
@@ -42,6 +43,8 @@ class SubgroupStore : public c10d::PrefixStore {
   StorePtr clone() override {
     return c10::make_intrusive<SubgroupStore>(store_);
   }
+  // For those from here on: who has been abandoned may wait in the old one.
+  void TakeNewClient() { store_ = store_->clone(); }
 };
 
 HierarchicalOptions OverGloo(const GroupPlan& plan) {
@@ -121,7 +124,8 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeWith(
 }
 
 // `plan`, able to make subgroups of its group, whose keys are in `store`.
-GroupPlan WithSubgroups(const GroupPlan& plan, const StorePtr& store);
+GroupPlan WithSubgroups(const GroupPlan& plan,
+                        const c10::intrusive_ptr<SubgroupStore>& store);
 
 // Why it can be abandoned: connecting blocks inside Gloo and NCCL, which know
 // nothing of ranks that ended; so the work runs on a thread of its own, and
@@ -129,7 +133,8 @@ GroupPlan WithSubgroups(const GroupPlan& plan, const StorePtr& store);
 // announced a failure. The limit of time is shorter than that of a collective,
 // since ranks of other subgroups already wait in the agreement that follows.
 absl::StatusOr<std::shared_ptr<Communicator>> MakeSubgroup(
-    const GroupPlan& whole, const StorePtr& store, const Subgroup& subgroup) {
+    const GroupPlan& whole, const c10::intrusive_ptr<SubgroupStore>& store,
+    const Subgroup& subgroup) {
   GroupPlan plan = whole;
   plan.options = subgroup.options;
   plan.infos.clear();
@@ -143,11 +148,11 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeSubgroup(
                         << absl::StrJoin(plan.options.first_ranks, ", ") << ", "
                         << plan.backend;
   auto made = std::make_shared<std::shared_ptr<Communicator>>();
-  auto work = [made, plan, store]() -> absl::Status {
+  auto work = [made, plan, client = store->clone()]() -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(*made,
                              MakeWith(plan.backend, plan,
                                       c10::make_intrusive<c10d::PrefixStore>(
-                                          plan.options.name, store)));
+                                          plan.options.name, client)));
     return absl::OkStatus();
   };
   const Deadline deadline = Deadline::After(patience);
@@ -160,6 +165,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeSubgroup(
   };
   const absl::Status status = RunAbandonable(work, stop);
   if (status.ok()) return *made;
+  store->TakeNewClient();
   // A transport that cannot connect does not know that a rank has ended.
   (void)plan.options.domain->announcements().liveness().WaitForEnd(kNewsTime);
   TESSERA_RETURN_IF_ERROR(
@@ -167,7 +173,8 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeSubgroup(
   return status;
 }
 
-GroupPlan WithSubgroups(const GroupPlan& plan, const StorePtr& store) {
+GroupPlan WithSubgroups(const GroupPlan& plan,
+                        const c10::intrusive_ptr<SubgroupStore>& store) {
   GroupPlan result = plan;
   result.options.make_shard_server = MakeTcpShardServer;
   result.options.make_subgroup = [plan, store](const Subgroup& subgroup) {

@@ -21,4 +21,6 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "third_party/absl/absl_pch.h"
+
 #endif  // THIRD_PARTY_LIBTORCH_TORCH_PCH_H_

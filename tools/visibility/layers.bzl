@@ -9,6 +9,7 @@ BUILD files cannot read a text file, so the table is here a second time;
 LAYERS = {
     "testing/device": [],
     "base": [],
+    "testing/pch": ["base"],
     "base/memory": ["base"],
     "base/system": ["base"],
     "base/thread": ["base", "base/system"],
