@@ -1,6 +1,6 @@
 // What a rank held when memory was refused, for the errors that say so.
-#ifndef ENGINE_HELD_REPORT_H_
-#define ENGINE_HELD_REPORT_H_
+#ifndef ENGINE_TRAINING_HELD_REPORT_H_
+#define ENGINE_TRAINING_HELD_REPORT_H_
 
 #include <cstdint>
 #include <string>
@@ -39,4 +39,4 @@ class RefusalReport {
 };
 
 }  // namespace tessera
-#endif  // ENGINE_HELD_REPORT_H_
+#endif  // ENGINE_TRAINING_HELD_REPORT_H_

@@ -5,8 +5,8 @@
 //
 // Threads: Start and Stop are called on one thread, the program's; libtorch
 // hands the profiler to its own threads (a device's backward).
-#ifndef ENGINE_KINETO_TRACE_H_
-#define ENGINE_KINETO_TRACE_H_
+#ifndef ENGINE_TRAINING_KINETO_TRACE_H_
+#define ENGINE_TRAINING_KINETO_TRACE_H_
 
 #include <memory>
 #include <string>
@@ -39,4 +39,4 @@ class KinetoTrace {
 };
 
 }  // namespace tessera
-#endif  // ENGINE_KINETO_TRACE_H_
+#endif  // ENGINE_TRAINING_KINETO_TRACE_H_

@@ -9,8 +9,8 @@
 // that is not finite makes those after it the same, or its step is skipped.
 //
 // Threads: outside order.
-#ifndef ENGINE_RUN_WATCH_H_
-#define ENGINE_RUN_WATCH_H_
+#ifndef ENGINE_TRAINING_RUN_WATCH_H_
+#define ENGINE_TRAINING_RUN_WATCH_H_
 
 #include <cstdint>
 #include <memory>
@@ -71,4 +71,4 @@ class RunWatch {
 };
 
 }  // namespace tessera
-#endif  // ENGINE_RUN_WATCH_H_
+#endif  // ENGINE_TRAINING_RUN_WATCH_H_

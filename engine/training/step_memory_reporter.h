@@ -1,6 +1,6 @@
 // The memory of an engine's steps: reports, the printed table, recordings.
-#ifndef ENGINE_STEP_MEMORY_REPORTER_H_
-#define ENGINE_STEP_MEMORY_REPORTER_H_
+#ifndef ENGINE_TRAINING_STEP_MEMORY_REPORTER_H_
+#define ENGINE_TRAINING_STEP_MEMORY_REPORTER_H_
 
 #include <cstdint>
 #include <optional>
@@ -46,4 +46,4 @@ class StepMemoryReporter {
 };
 
 }  // namespace tessera
-#endif  // ENGINE_STEP_MEMORY_REPORTER_H_
+#endif  // ENGINE_TRAINING_STEP_MEMORY_REPORTER_H_

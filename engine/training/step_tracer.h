@@ -7,8 +7,8 @@
 // trace is no reason to stop a run.
 //
 // Threads: those of Trainer's calls, one at a time.
-#ifndef ENGINE_STEP_TRACER_H_
-#define ENGINE_STEP_TRACER_H_
+#ifndef ENGINE_TRAINING_STEP_TRACER_H_
+#define ENGINE_TRAINING_STEP_TRACER_H_
 
 #include <cstdint>
 #include <thread>
@@ -52,4 +52,4 @@ class StepTracer {
 };
 
 }  // namespace tessera
-#endif  // ENGINE_STEP_TRACER_H_
+#endif  // ENGINE_TRAINING_STEP_TRACER_H_

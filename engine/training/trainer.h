@@ -9,8 +9,8 @@
 //
 // On devices a Step may not know yet what came of it (trainer_outcome.cc); who
 // asks, or depends on it, calls Settle.
-#ifndef ENGINE_TRAINER_H_
-#define ENGINE_TRAINER_H_
+#ifndef ENGINE_TRAINING_TRAINER_H_
+#define ENGINE_TRAINING_TRAINER_H_
 
 #include <cstdint>
 #include <optional>
@@ -180,4 +180,4 @@ class Trainer {
 };
 
 }  // namespace tessera
-#endif  // ENGINE_TRAINER_H_
+#endif  // ENGINE_TRAINING_TRAINER_H_
