@@ -27,7 +27,7 @@ _WARNINGS = [
 
 # Note [What is precompiled]
 # Of libraries and programs: absl, 0.6 s a file; with torch_pch = True libtorch
-# too, which costs 10 s in every file that includes it, 2 s so.
+# too, which costs 10 s in every file that includes it, 0.4 s so.
 #
 # Tests, and libraries that only they use, are most of what a clean build compiles.
 # What costs in them is reading headers and optimising what runs once. So they have

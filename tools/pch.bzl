@@ -1,6 +1,6 @@
 """cc_pch: a precompiled header, for clang.
 
-<torch/torch.h> costs 10 s in every file that includes it, 2 s with this. See
+<torch/torch.h> costs 10 s in every file that includes it, 0.4 s with this. See
 "Note [Precompiled header]" below for why each flag is needed.
 """
 
@@ -23,7 +23,8 @@ load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 #   machine to machine, and not their sizes alone.
 # - -fdepfile-entry, given by the user of the PCH: the PCH itself is in its .d.
 # - -fpch-instantiate-templates takes work that every user would do again into
-#   the PCH: 1.8 s a file instead of 4.1 s.
+#   the PCH: 1.8 s a file instead of 4.1 s. Virtual functions of templates are left
+#   out of that, which third_party/libtorch/torch_pch.h mends: 0.4 s.
 _FLAGS = [
     "-xc++-header",
     "-working-directory=/proc/self/cwd",
