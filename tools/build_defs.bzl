@@ -26,16 +26,17 @@ _WARNINGS = [
 ]
 
 # Note [What is precompiled]
-# Of libraries and programs: absl, 0.6 s a file; with torch_pch = True libtorch
-# too, which costs 10 s in every file that includes it, 0.4 s so.
+# Libraries and programs have absl precompiled, which saves 0.6 s a file; with
+# torch_pch = True also libtorch, which costs 10 s in every file that includes it,
+# and 0.4 s precompiled.
 #
-# Tests, and libraries that only they use, are most of what a clean build compiles.
-# What costs in them is reading headers and optimising what runs once. So they have
-# precompiled what most of them include: gtest and absl, with torch_pch = True
-# libtorch too, and where they train on ranks the engine. And they are not
-# optimised (TEST_COPTS), unless they say optimized = True: an operators' test of
-# 500 lines takes 3.5 s of a processor so, 10 s else. An inline function that is
-# not inlined is the linker's first one then, which may be the slow one.
+# Tests are most of what a clean build compiles, and their time goes into reading
+# headers and optimising what runs once. So they have precompiled what most of them
+# include: gtest and absl, with torch_pch = True also libtorch, and the engine
+# where they train on ranks. And they are not optimised (TEST_COPTS), unless they
+# say optimized = True: a test of 500 lines takes 3.5 s of a processor instead of
+# 10. The price: where a test and a library both have a copy of an inline function,
+# the linker takes one for both, which may be the test's slow one.
 _ABSL_PCH = "//third_party/absl:absl_pch"
 _TORCH_PCH = "//third_party/libtorch:torch_pch"
 _TEST_PCH = "//testing/pch:test_pch"
@@ -46,7 +47,8 @@ TEST_COPTS = [
     "-U_FORTIFY_SOURCE",
 ]
 
-# Below these the rank tests' header, which is made of them.
+# A test with both of these in its deps gets the rank tests' header, which is made
+# of them.
 _RANK_TESTS_NEED = ["//engine", "//tests/support:rank_pool"]
 
 def _test_pch(torch_pch, deps):
@@ -74,7 +76,6 @@ def tessera_cc_library(
         name,
         torch_pch = False,
         absl_pch = True,
-        optimized = True,
         copts = [],
         deps = [],
         **kwargs):
@@ -83,7 +84,7 @@ def tessera_cc_library(
     absl_pch = False: its files may not have read absl.
     """
     kwargs["name"] = name
-    _cc(native.cc_library, torch_pch, optimized, copts, deps, kwargs, absl_pch)
+    _cc(native.cc_library, torch_pch, True, copts, deps, kwargs, absl_pch)
 
 def tessera_cc_binary(name, torch_pch = False, copts = [], deps = [], **kwargs):
     """cc_binary with our warnings. All its other attributes may be given.

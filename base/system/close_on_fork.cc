@@ -1,6 +1,6 @@
-// Why the file's identity beside the number: whoever closes one of these by close() alone
-// leaves a mark behind, and the number may be a file of the user's by then. A
-// child takes away only what is still the same.
+// Why the file's identity beside the number: whoever closes one of these by
+// close() alone leaves a mark behind, and the number may be a file of the
+// user's by then. A child takes away only what is still the same.
 //
 // Why a table and no list: in the child other threads are gone, and may have
 // held any lock, that of malloc too. Only async-signal-safe calls are made
@@ -24,12 +24,12 @@ namespace {
 // those pages take memory that are written.
 constexpr int kMaxDescriptors = 1 << 20;
 std::atomic<uint64_t> g_files[kMaxDescriptors];  // 0: not close-on-fork
-std::atomic<int> g_end{0};                        // beyond the last of these
+std::atomic<int> g_end{0};                       // beyond the last of these
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 pthread_mutex_t g_mutex = PTHREAD_MUTEX_INITIALIZER;
 
-// Inodes are those of one file system. Never 0.
+// An inode's number is unique in its file system only. Never 0.
 uint64_t IdentityOf(const struct stat& info) {
   return (uint64_t{info.st_dev} << 40 ^ uint64_t{info.st_ino}) | 1ULL << 63;
 }

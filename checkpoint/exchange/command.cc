@@ -64,8 +64,8 @@ std::string Summary(const proto::CheckpointManifest& manifest) {
       training.has_samples()
           ? absl::StrCat(", ", training.samples(), " samples")
           : "",
-      ", ", parameters, " numbers of parameters, ",
-      SizeText(BytesOf(manifest)), " in ", manifest.files_size(),
+      ", ", parameters, " numbers of parameters, ", SizeText(BytesOf(manifest)),
+      " in ", manifest.files_size(),
       manifest.files_size() == 1 ? " file" : " files",
       manifest.has_training()
           ? absl::StrCat(", saved at stage ", training.stage(), " by ",

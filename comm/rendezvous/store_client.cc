@@ -149,10 +149,7 @@ class StoreClient : public c10d::Store {
  public:
   explicit StoreClient(Address address, int fd,
                        std::chrono::milliseconds timeout)
-      : Store(timeout),
-        first_address_(address),
-        address_(std::move(address)),
-        fd_(fd) {}
+      : Store(timeout), address_(std::move(address)), fd_(fd) {}
   ~StoreClient() override {
     absl::MutexLock lock(&mutex_);
     Close();
@@ -163,7 +160,7 @@ class StoreClient : public c10d::Store {
 
   // Connected by its first call. Waits for no call of this one.
   c10::intrusive_ptr<Store> clone() override {
-    return c10::make_intrusive<StoreClient>(first_address_, -1, timeout_);
+    return c10::make_intrusive<StoreClient>(address_, -1, timeout_);
   }
   void set(const std::string& key, const Bytes& value) override {
     Ask({"set", key, Text(value)}, 0);
@@ -248,7 +245,8 @@ class StoreClient : public c10d::Store {
                         StoreMessage* answer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (fd_ < 0) {
-      TESSERA_ASSIGN_OR_RETURN(fd_, Dial(&address_, deadline, absl::IsAborted));
+      Address address = address_;
+      TESSERA_ASSIGN_OR_RETURN(fd_, Dial(&address, deadline, absl::IsAborted));
     }
     TESSERA_RETURN_IF_ERROR(Send(EncodeFrame(request), deadline));
     std::string in;
@@ -308,9 +306,8 @@ class StoreClient : public c10d::Store {
     fd_ = -1;
   }
 
-  const Address first_address_;
+  const Address address_;  // numeric
   absl::Mutex mutex_;
-  Address address_ ABSL_GUARDED_BY(mutex_);
   int fd_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -34,8 +34,8 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 constexpr absl::Duration kNewsTime = absl::Milliseconds(200);
 
 // Where subgroups are made, one after the other: clones are the same client. A
-// new one would be a connection more for each of them. Not thread-safe, clones
-// are their own.
+// new one would be a connection more for each of them. Not thread-safe; another
+// thread takes a clone.
 class SubgroupStore : public c10d::PrefixStore {
  public:
   explicit SubgroupStore(StorePtr client)
@@ -43,7 +43,8 @@ class SubgroupStore : public c10d::PrefixStore {
   StorePtr clone() override {
     return c10::make_intrusive<SubgroupStore>(store_);
   }
-  // For those from here on: who has been abandoned may wait in the old one.
+  // Later groups use another client: an abandoned thread may still wait in the
+  // old one, and calls of one client wait for each other.
   void TakeNewClient() { store_ = store_->clone(); }
 };
 

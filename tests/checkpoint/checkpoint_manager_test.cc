@@ -371,9 +371,8 @@ TEST_F(CheckpointManagerTest, SavesAsOftenAsFailuresAndItsCostSay) {
                           HasSubstr(dir_ + ": 5 saves, 2s")));
   EXPECT_THAT(RankPool::Get(2)->stderr_of(1), Not(HasSubstr("one in")));
   // Nothing has happened since.
-  EXPECT_THAT(
-      RunOnRanks(2, "TrainByWhatSavesCost", absl::StrCat(dir_, "\n8")),
-      Each(EndsWith("; nothing to save, step 8 is saved already")));
+  EXPECT_THAT(RunOnRanks(2, "TrainByWhatSavesCost", absl::StrCat(dir_, "\n8")),
+              Each(EndsWith("; nothing to save, step 8 is saved already")));
 }
 
 // The folder is that of Create.

@@ -5,10 +5,7 @@
 //   kill_test [--seeds=20] [--first_seed=0] [--moving_clock=0] [--forks=2]
 //       [--closed=3]
 //
-// Of N seeds about N / `moving_clock` have a host whose clock is set again and
-// again, N / `forks` ranks with children that outlive them (forked before and
-// in the middle of a save), N / `closed` ranks that start without descriptors
-// 0, 1 and 2; 0: none.
+// The last three are those of kill_options.h.
 #include <dirent.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -20,16 +17,13 @@
 #include <chrono>
 #include <cstdio>
 #include <optional>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -42,6 +36,7 @@
 #include "comm/launch/launcher.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/failure/kill_options.h"
 #include "tests/failure/kill_ranks.h"
 #include "tests/failure/moved_clock.h"
 #include "tests/support/temp_folder.h"
@@ -63,9 +58,7 @@ constexpr absl::Duration kSurvivorsEnd = absl::Seconds(2);
 
 int g_seeds = 20;
 int g_first_seed = 0;
-int g_moving_clock = 0;
-int g_forks = 2;
-int g_closed = 3;
+Hardships g_hardships;
 
 // A folder that must hold nothing but checkpoints at the end.
 class Folder : public TempFolder {
@@ -117,8 +110,8 @@ struct Plan {
 };
 
 Plan PlanOf(int seed) {
-  std::mt19937 random(seed);
-  auto up_to = [&](int n) { return static_cast<int>(random() % n); };
+  SeededDraw draw(seed);
+  const auto up_to = [&](int n) { return static_cast<int>(draw.UpTo(n)); };
   Plan plan;
   plan.stage = seed % 4;
   plan.world_size = 2 + seed / 4 % 3;
@@ -133,10 +126,9 @@ Plan PlanOf(int seed) {
                                                             : 4000));
   // Nobody can tell of a rank that never came to a store without a launcher.
   plan.rank0_hosts = plan.phase != 'I' && plan.phase != 'C' && up_to(3) == 0;
-  auto is_one_of = [&](int n) { return up_to(std::max(n, 1)) == 0 && n > 0; };
-  plan.clock_moves = is_one_of(g_moving_clock);
-  plan.forks = is_one_of(g_forks);
-  plan.is_closed = is_one_of(g_closed);
+  plan.clock_moves = draw.IsOneOf(g_hardships.moving_clock);
+  plan.forks = draw.IsOneOf(g_hardships.forks);
+  plan.is_closed = draw.IsOneOf(g_hardships.closed);
   return plan;
 }
 
@@ -385,19 +377,13 @@ int main(int argc, char** argv) {
   const std::optional<std::string> rank = EnvString(kProgram);
   if (rank.has_value()) return RunRank(*rank, argc, argv);
   testing::InitGoogleTest(&argc, argv);
-  for (int i = 1; i < argc; ++i) {
-    absl::string_view arg = argv[i];
-    int* const value =
-        absl::ConsumePrefix(&arg, "--seeds=")          ? &g_seeds
-        : absl::ConsumePrefix(&arg, "--first_seed=")   ? &g_first_seed
-        : absl::ConsumePrefix(&arg, "--moving_clock=") ? &g_moving_clock
-        : absl::ConsumePrefix(&arg, "--forks=")        ? &g_forks
-        : absl::ConsumePrefix(&arg, "--closed=")       ? &g_closed
-                                                       : nullptr;
-    if (value == nullptr || !absl::SimpleAtoi(arg, value)) {
-      std::fprintf(stderr, "unknown argument %s\n", argv[i]);
-      return 2;
-    }
+  if (!ReadNumbers(argc, argv,
+                   {{"--seeds", &g_seeds},
+                    {"--first_seed", &g_first_seed},
+                    {"--moving_clock", &g_hardships.moving_clock},
+                    {"--forks", &g_hardships.forks},
+                    {"--closed", &g_hardships.closed}})) {
+    return 2;
   }
   return RUN_ALL_TESTS();
 }

@@ -30,7 +30,8 @@ class PairWorths {
 
   size_t missing() const { return missing_; }
 
-  // Of the pairs of `choice`'s value at `b` with those before it.
+  // The sum over the pairs that `choice`'s value at `b` makes with those
+  // before.
   int64_t OfAxis(const Choice& choice, size_t b) const {
     int64_t sum = 0;
     for (size_t a = 0; a < b; ++a) sum += worths_[IndexOf(choice, a, b)];

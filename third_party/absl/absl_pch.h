@@ -1,5 +1,5 @@
-// What a library's file has read before its first line. A file still includes what
-// it uses: this header only makes that cheap.
+// What a library's file has read before its first line. A file still includes
+// what it uses: this header only makes that cheap.
 #ifndef THIRD_PARTY_ABSL_ABSL_PCH_H_
 #define THIRD_PARTY_ABSL_ABSL_PCH_H_
 
