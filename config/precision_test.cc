@@ -165,30 +165,55 @@ TEST(NarrowStates, AreWhatDeepSpeedMeans) {
       EXPECT_EQ(again->ShortDebugString(), report->config.ShortDebugString());
     }
     return absl::StrCat(report->config.data_types().grad_accum_dtype(), " ",
+                        report->config.data_types().master_dtype(), " ",
                         report->config.optimizer().params().state_dtype());
   };
   constexpr char kAll[] =
       "bf16.bf16_master_weights_and_grads: gradients are kept in bf16, states "
-      "in bf16; masters stay fp32, 2 bytes more a parameter than DeepSpeed's: "
-      "no small update is lost";
-  EXPECT_EQ(resolved(Narrow("bf16", kBoth), kAll), "bf16 bf16");
-  EXPECT_EQ(resolved(Narrow("bf16", kBoth, kOffloaded), kAll), "bf16 bf16");
+      "in bf16, masters in bf16, rounded stochastically: no update is too "
+      "small";
+  EXPECT_EQ(resolved(Narrow("bf16", kBoth), kAll), "bf16 bf16 bf16");
+  EXPECT_EQ(resolved(Narrow("bf16", kBoth, kOffloaded), kAll),
+            "bf16 bf16 bf16");
   EXPECT_EQ(resolved(Narrow("bf16", kBoth, "\"stage\": 3", "Lion"), kAll),
-            "bf16 bf16");
+            "bf16 bf16 bf16");
   EXPECT_EQ(
-      resolved(
-          Narrow("bf16", kMasters, kOffloaded),
-          "bf16.bf16_master_weights_and_grads: gradients are kept in bf16; "
-          "masters stay fp32, 2 bytes more a parameter than DeepSpeed's: "
-          "no small update is lost"),
-      "bf16 fp32");
+      resolved(Narrow("bf16", kMasters, kOffloaded),
+               "bf16.bf16_master_weights_and_grads: gradients are kept in "
+               "bf16, masters in bf16, rounded stochastically: no update is "
+               "too small"),
+      "bf16 bf16 fp32");
   EXPECT_EQ(
-      resolved(
-          Narrow("fp16", kFp16Masters, kOffloaded),
-          "fp16.fp16_master_weights_and_grads: gradients are kept in fp16; "
-          "masters stay fp32, 2 bytes more a parameter than DeepSpeed's: "
-          "no small update is lost"),
-      "fp16 fp32");
+      resolved(Narrow("fp16", kFp16Masters, kOffloaded),
+               "fp16.fp16_master_weights_and_grads: gradients are kept in "
+               "fp16, masters in fp16, rounded stochastically: no update is "
+               "too small"),
+      "fp16 fp16 fp32");
+  EXPECT_EQ(
+      resolved(Narrow("bf16", kBoth, "\"stage\": 2", "LAMB"),
+               "bf16.bf16_master_weights_and_grads: gradients are kept in "
+               "bf16, states in bf16, masters in fp32, as they are of Lamb"),
+      "bf16 fp32 bf16");
+}
+
+TEST(MasterDtype, IsOfTheDtypeThatIsEnabledAndOfSomeOptimizers) {
+  const auto fault = [](const char* dtype, const char* section,
+                        const char* type, const char* params = "") {
+    return FaultOf(With(absl::StrCat(
+        "\"", section, "\": {\"enabled\": true}, \"data_types\": ",
+        "{\"master_dtype\": \"", dtype, "\"}, \"optimizer\": {\"type\": \"",
+        type, "\", \"params\": {", params, "}}")));
+  };
+  EXPECT_EQ(fault("bf16", "bf16", "AdamW"), "OK");
+  EXPECT_EQ(fault("torch.float16", "fp16", "SGD"), "OK");
+  EXPECT_EQ(fault("fp32", "bf16", "Muon"), "OK");
+  EXPECT_EQ(fault("fp16", "bf16", "AdamW"),
+            "data_types.master_dtype: 'fp16' needs fp16.enabled");
+  EXPECT_EQ(fault("bf16", "bf16", "Muon"),
+            "data_types.master_dtype: expected fp32 of Muon, got 'bf16'");
+  EXPECT_EQ(fault("bf16", "bf16", "AdamW", "\"ema_decay\": 0.9"),
+            "data_types.master_dtype: expected fp32 with ema_decay, got "
+            "'bf16'");
 }
 
 TEST(NarrowStates, NeedWhatDeepSpeedAsserts) {

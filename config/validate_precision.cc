@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -51,17 +52,51 @@ int64_t SkipsInARow(const proto::Fp16& fp16) {
   return std::max(kEnough, all);
 }
 
+const char* EnabledDtype(const proto::Config& config) {
+  return config.bf16().enabled()   ? "bf16"
+         : config.fp16().enabled() ? "fp16"
+                                   : "fp32";
+}
+
 // DeepSpeed asks for the same.
 void CheckParamDtype(const proto::Config& config, Faults* faults) {
   if (!config.data_types().has_param_dtype()) return;
   const std::string& dtype = config.data_types().param_dtype();
-  const char* enabled = config.bf16().enabled()   ? "bf16"
-                        : config.fp16().enabled() ? "fp16"
-                                                  : "fp32";
+  const char* const enabled = EnabledDtype(config);
   if (dtype != enabled) {
     faults->Add("data_types.param_dtype", "expected ", enabled,
                 ", which bf16.enabled and fp16.enabled say, got '", dtype, "'");
   }
+}
+
+// What masters of 16 bits do not go with: steps by operators, by directions or
+// of several points, and averages that are exchanged with masters; "" if they
+// do.
+std::string WhyMastersStayWide(const proto::Config& config) {
+  if (!config.has_optimizer()) return "";
+  constexpr const char* kSteps[] = {"Adam",    "AdamW",   "SGD",
+                                    "Adagrad", "RMSprop", "Lion"};
+  const std::string& type = config.optimizer().type();
+  if (std::find(std::begin(kSteps), std::end(kSteps), type) ==
+      std::end(kSteps)) {
+    return absl::StrCat("of ", type);
+  }
+  if (config.optimizer().params().ema_decay() > 0) return "with ema_decay";
+  if (config.precision().libtorch_exact()) return "with libtorch_exact";
+  if (config.precision().libtorch_fused()) return "with libtorch_fused";
+  return "";
+}
+
+void CheckMasterDtype(const proto::Config& config, Faults* faults) {
+  constexpr char kKey[] = "data_types.master_dtype";
+  const std::string& dtype = config.data_types().master_dtype();
+  if (!config.data_types().has_master_dtype() || dtype == "fp32") return;
+  if (dtype != EnabledDtype(config)) {
+    return faults->Add(kKey, "'", dtype, "' needs ", dtype, ".enabled");
+  }
+  const std::string why = WhyMastersStayWide(config);
+  if (why.empty()) return;
+  faults->Add(kKey, "expected fp32 ", why, ", got '", dtype, "'");
 }
 
 // What DeepSpeed asserts of SECTION_master_weights_and_grads as it makes its
@@ -96,11 +131,16 @@ void ResolveNarrowMasters(const std::string& section, bool enabled, bool states,
   if (!why.empty()) return faults->Add(key, why);
   proto::DataTypes& types = *config->mutable_data_types();
   if (!types.has_grad_accum_dtype()) types.set_grad_accum_dtype(section);
+  const std::string wide = WhyMastersStayWide(*config);
+  if (!types.has_master_dtype()) {
+    types.set_master_dtype(wide.empty() ? section : "fp32");
+  }
+  const bool narrow = types.master_dtype() != "fp32";
   faults->Note(
       key, "gradients are kept in ", types.grad_accum_dtype(),
-      states ? ", states in bf16" : "",
-      "; masters stay fp32, 2 bytes more a parameter than DeepSpeed's: "
-      "no small update is lost");
+      states ? ", states in bf16" : "", ", masters in ", types.master_dtype(),
+      narrow || wide.empty() ? "" : ", as they are ", wide,
+      narrow ? ", rounded stochastically: no update is too small" : "");
 }
 
 // bf16_master_weights_and_grads, bf16_optimizer_states, and fp16's like.
@@ -159,6 +199,7 @@ void NameDtypes(proto::Config* config) {
     if (types.has_grad_accum_dtype()) {
       NameShortDtype(types.mutable_grad_accum_dtype());
     }
+    if (types.has_master_dtype()) NameShortDtype(types.mutable_master_dtype());
     if (types.has_param_dtype()) NameShortDtype(types.mutable_param_dtype());
     if (types.has_buffer_dtype()) NameShortDtype(types.mutable_buffer_dtype());
   }
@@ -186,6 +227,7 @@ void ResolvePrecision(proto::Config* config, Faults* faults) {
   }
   CheckParamDtype(*config, faults);
   ResolveNarrowStates(config, faults);
+  CheckMasterDtype(*config, faults);
   proto::Precision& precision = *config->mutable_precision();
   FillDefaults(&precision);
   if (!precision.has_max_skipped_in_a_row()) {

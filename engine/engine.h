@@ -221,7 +221,7 @@ class Engine {
   // A whole copy of a parameter as operators see it. COLLECTIVE as a forward.
   absl::StatusOr<at::Tensor> Parameter(absl::string_view name);
   // A whole copy of what the optimizer keeps of it: float32 where the parameter
-  // has 16 bits. COLLECTIVE.
+  // has 16 bits, unless data_types.master_dtype says otherwise. COLLECTIVE.
   absl::StatusOr<at::Tensor> Master(absl::string_view name);
 
   // A whole copy of an optimizer state of a parameter, by the name that

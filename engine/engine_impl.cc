@@ -360,7 +360,7 @@ StateBytes Engine::Impl::replicated_state_bytes() const {
       const OptimizerOptions& options =
           parts_->groups.options[static_cast<size_t>(parts_->groups.of[first])];
       const auto item =
-          static_cast<int64_t>(c10::elementSize(flat->master_dtype()));
+          static_cast<int64_t>(c10::elementSize(flat->step_dtype()));
       bytes.optimizer +=
           StateBytesOf(options, item, flat->layout().payload_numel());
       bytes.optimizer +=

@@ -29,9 +29,8 @@ FlatSize SizeOf(const Settings& settings, const ParameterGroups& groups,
     return static_cast<int>(c10::elementSize(dtype));
   };
   const at::ScalarType working = ElementType(flat.working_dtype);
-  const at::ScalarType own = ElementType(flat.dtype);
-  const at::ScalarType master =
-      at::isReducedFloatingType(own) ? at::kFloat : own;
+  const at::ScalarType master = MasterDtypeOf(ElementType(flat.dtype), options);
+  const int step_bytes = bytes(StepDtypeOf(master));
   FlatSize size;
   for (const auto& p : flat.parameters) {
     size.numel += p.tensor.numel() * ElementsPerNumber(flat.dtype);
@@ -45,9 +44,9 @@ FlatSize SizeOf(const Settings& settings, const ParameterGroups& groups,
   size.local_bytes = bytes(at::promoteTypes(sums, gradient));
   size.keeps_sums = sums == gradient;
   if (const OptimizerOptions* const optimizer = OptimizerOf(groups, flat)) {
-    size.optimizer_block_bytes = StateBytesOf(*optimizer, bytes(master), 64);
+    size.optimizer_block_bytes = StateBytesOf(*optimizer, step_bytes, 64);
     size.shaped_state_bytes =
-        bytes(master) * ShapedNumelOf(FormulaOf(*optimizer), flat.parameters);
+        step_bytes * ShapedNumelOf(FormulaOf(*optimizer), flat.parameters);
   }
   size.trainable = flat.trainable;
   size.persistent = flat.persistent;

@@ -229,8 +229,8 @@ absl::StatusOr<Completion> Orthogonalizer::Finish() {
       flat.stage().sharded_optimizer && flat.communicator()->world_size() > 1;
   Completion completion;
   completion.direction = scattered ? in_flight.part : in_flight.whole;
-  if (flat.master_dtype() != at::kFloat) {
-    completion.direction = completion.direction.to(flat.master_dtype());
+  if (flat.step_dtype() != at::kFloat) {
+    completion.direction = completion.direction.to(flat.step_dtype());
   }
   for (size_t i = 0; i < flat.parameters().size(); ++i) {
     completion.scales.push_back(

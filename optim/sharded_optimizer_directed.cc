@@ -18,7 +18,7 @@ namespace {
 // The gradient: where it lies, if it is there and of the masters' dtype.
 // REQUIRES: FlatGradient::Raise.
 at::Tensor PlaceOfDirection(FlatGradient* gradient) {
-  return gradient->owned().to(gradient->flat().master_dtype(),
+  return gradient->owned().to(gradient->flat().step_dtype(),
                               /*non_blocking=*/false,
                               /*copy=*/gradient->elsewhere() != nullptr);
 }

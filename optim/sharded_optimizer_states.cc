@@ -42,7 +42,7 @@ absl::Status ShardedOptimizer::EnsureState(size_t u) {
     TESSERA_ASSIGN_OR_RETURN(
         TieredBuffer state,
         TieredBuffer::Allocate(flat.owned().numel(),
-                               StateFormatOf(type, flat.master_dtype()),
+                               StateFormatOf(type, flat.step_dtype()),
                                flat.device(), MemoryKind::kOptimizer,
                                options.PlaceOf(options.states),
                                absl::StrCat(name, " of unit ", flat.name())));

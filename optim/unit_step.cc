@@ -35,7 +35,9 @@ StepRange RangeOf(Formula formula, const StepTensors& tensors) {
   StepRange range;
   range.master = tensors.masters.mutable_data_ptr();
   range.master_type = NumberTypeOf(tensors.masters.scalar_type());
-  range.state_type = range.master_type;
+  range.state_type = range.master_type == NumberType::kFloat64
+                         ? NumberType::kFloat64
+                         : NumberType::kFloat32;
   const auto count = static_cast<size_t>(StatesOf(formula).count);
   if (tensors.states.size() > count) {
     range.average = tensors.states[count].mutable_data_ptr();
@@ -164,9 +166,10 @@ UnitStep::UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
       phase_(phase),
       first_group_(static_cast<size_t>(
           group_of[static_cast<size_t>(flat.parameters()[0].index)])),
-      kernel_(IsForKernel(device_.type(), flat.master_dtype(), options)) {
+      kernel_(IsForKernel(device_.type(), flat.step_dtype(), options)) {
   // Each parameter has random bits, or a call, of its own.
   const bool merges = options_[first_group_].states != StateType::kBFloat16 &&
+                      flat.master_dtype() == flat.step_dtype() &&
                       options_[first_group_].custom == nullptr;
   const int64_t first = flat.owned().begin;
   // Elements of storages, parameters' or not, that are not stepped.

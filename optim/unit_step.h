@@ -31,13 +31,13 @@ using HasGradient = std::vector<bool>;
 // Whether all groups are stepped with AdamW as libtorch's fused kernel has it.
 bool IsPlainAdamW(const std::vector<OptimizerOptions>& groups);
 
-// Whether our kernels step masters of that dtype where `device` is, of these
-// groups, one at least; else libtorch's operators, or a program's own
-// optimizer.
+// Whether our kernels step masters in arithmetic of that dtype where `device`
+// is, of these groups, one at least; else libtorch's operators, or a program's
+// own optimizer.
 bool IsForKernel(c10::DeviceType device, at::ScalarType masters,
                  const std::vector<OptimizerOptions>& groups);
 
-// What states are kept in, beside masters of this dtype.
+// What states are kept in where a step computes in this dtype.
 inline ElementFormat StateFormatOf(StateType type, at::ScalarType masters) {
   if (masters != at::kFloat || type == StateType::kFloat32) return masters;
   return type == StateType::kBFloat16

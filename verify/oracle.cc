@@ -72,6 +72,9 @@ Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
     }
     ranks_.push_back(std::move(rank));
   }
+  for (Parameter& p : parameters_) {
+    if (HasNarrowMaster(p)) p.master = p.replicas[0].detach().to(at::kFloat);
+  }
 }
 
 Oracle::~Oracle() = default;
@@ -105,6 +108,10 @@ void Oracle::AddParameters(const torch::nn::Module& module) {
     p.waiting.resize(static_cast<size_t>(options_.world_size));
     parameters_.push_back(std::move(p));
   }
+}
+
+bool Oracle::HasNarrowMaster(const Parameter& p) const {
+  return options_.narrow_masters && Is16Bit(p.replicas[0].scalar_type());
 }
 
 const OracleStepOptions& Oracle::StepOptionsOf(const Parameter& p) const {
@@ -195,6 +202,10 @@ void Oracle::StepOptimizer(double factor) {
                factor == 1 ? p.clipped : p.clipped.mul(factor), ++p.steps,
                options, p.random, elementwise,
                {p.place.strides, p.place.offset});
+    if (HasNarrowMaster(p)) {
+      OracleRoundMaster(p.master, p.replicas[0].scalar_type(), p.steps,
+                        p.random);
+    }
     for (at::Tensor& replica : p.replicas) Reals(replica).copy_(p.master);
   }
   averages_.EndStep();

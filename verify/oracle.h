@@ -91,6 +91,8 @@ struct OracleOptions {
   // Where the parameter's dtype is float32 or 16-bit. Unset, or elsewhere: the
   // parameter's.
   std::optional<at::ScalarType> reduce_dtype;
+  // Masters are values of the parameters' dtype where that has 16 bits.
+  bool narrow_masters = false;
   // What the sums over micro-batches are rounded to, after each, beside masters
   // of float32. Unset: they are not.
   std::optional<at::ScalarType> gradient_dtype;
@@ -178,6 +180,7 @@ class Oracle {
   void Freeze(const torch::nn::Module& module) const;
   void AddParameters(const torch::nn::Module& module);
   const OracleStepOptions& StepOptionsOf(const Parameter& p) const;
+  bool HasNarrowMaster(const Parameter& p) const;
   bool AnyHalf() const;
   void ChooseUnit();
   at::Tensor RunRank(const Loss& loss, int r, double scale);

@@ -192,6 +192,8 @@ absl::StatusOr<OracleOptions> OracleOptionsOf(const proto::Config& config,
   if (config.has_communication_data_type()) {
     o.reduce_dtype = DtypeOf(config.communication_data_type());
   }
+  o.narrow_masters = config.data_types().has_master_dtype() &&
+                     DtypeOf(config.data_types().master_dtype()) != at::kFloat;
   if (config.data_types().has_grad_accum_dtype()) {
     o.gradient_dtype = DtypeOf(config.data_types().grad_accum_dtype());
   }

@@ -67,6 +67,24 @@ float RoundedRandomly(float x, uint32_t random) {
 }
 double RoundedRandomly(double x, uint32_t) { return x; }  // is never asked for
 
+// To a value of float16, a multiple of the unit there: of what is lost the
+// first bits in float32 are as many as the unit has more than x's last one.
+float RoundedRandomlyToHalf(float x, uint32_t random) {
+  if (std::isnan(x) || std::isinf(x) || x == 0) return OneNan(x);
+  const int exponent = std::max(std::ilogb(x), -14);
+  const int bits = exponent - 10 - (std::ilogb(x) - 23);
+  if (bits > 31) return std::copysign(0.0f, x);
+  const double units =
+      std::ldexp(std::abs(static_cast<double>(x)), 10 - exponent);
+  const double lost = std::ldexp(units - std::floor(units), bits);
+  const double more = random & ((uint32_t{1} << bits) - 1);
+  const bool up = lost + more >= std::ldexp(1, bits);
+  const double rounded =
+      std::ldexp(std::floor(units) + (up ? 1 : 0), exponent - 10);
+  const double value = rounded >= 65536 ? HUGE_VAL : rounded;
+  return std::copysign(static_cast<float>(value), x);
+}
+
 // ---- tensors
 
 // In order of indices on the CPU as `dtype`; written back by Put.
@@ -343,6 +361,23 @@ int StateCount(const OracleStepOptions& o) {
 }
 
 }  // namespace
+
+void OracleRoundMaster(const at::Tensor& master, at::ScalarType dtype,
+                       int64_t step, const OracleRandom& random) {
+  const Row row(master, at::kFloat);
+  std::optional<Row> numbers;
+  if (random.numbers.defined()) numbers.emplace(random.numbers, at::kLong);
+  const uint64_t seed =
+      SeedOfStep(random.parameter, step) ^ 0xd1b54a32d192ed03u;
+  for (int64_t i = 0; i < master.numel(); ++i) {
+    float& x = row.data<float>()[i];
+    const uint32_t bits =
+        RandomOf(seed, numbers ? numbers->data<int64_t>()[i] : i);
+    x = dtype == at::kHalf ? RoundedRandomlyToHalf(x, bits)
+                           : RoundedRandomly(x, bits & 0xffff);
+  }
+  row.Put();
+}
 
 bool IsPlainAdamW(const OracleStepOptions& o) {
   return o.algorithm == Algorithm::kAdamW && !o.amsgrad && !o.maximize &&

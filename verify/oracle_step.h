@@ -10,6 +10,9 @@
 //            splitmix64
 //   random   of an element's number: 32 bits; the first state has the lower 16,
 //            the second the upper, the third those in the middle
+//
+// Masters of 16 bits: values of that dtype in a tensor of float32
+// (OracleRoundMaster), rounded in the same way, of other random numbers.
 #ifndef VERIFY_ORACLE_STEP_H_
 #define VERIFY_ORACLE_STEP_H_
 
@@ -124,6 +127,12 @@ struct OraclePlace {
   std::vector<int64_t> strides;  // empty: contiguous
   int64_t offset = 0;
 };
+
+// After the step of that number: a master of float32 to values of bfloat16 or
+// float16, by the lower bits of `random`, as many as are lost; its seed is
+// xored with 0xd1b54a32d192ed03. A float16 below 2^-31 is 0.
+void OracleRoundMaster(const at::Tensor& master, at::ScalarType dtype,
+                       int64_t step, const OracleRandom& random);
 
 // Zeros, of the shape of `master`, real; Adafactor's have shapes of their own.
 std::vector<at::Tensor> OracleStates(const at::Tensor& master,

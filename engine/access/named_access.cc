@@ -165,13 +165,13 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
                    TorchScope scope;
                    TESSERA_ASSIGN_OR_RETURN(Raised raised,
                                             gradient.RaiseToChange());
-                   TESSERA_RETURN_IF_ERROR(WriteOwned(
-                       gradient.flat(), place.parameter,
-                       parts_->divisor() == 1
-                           ? value
-                           : value.to(gradient.flat().master_dtype()) *
-                                 parts_->divisor(),
-                       gradient.owned()));
+                   TESSERA_RETURN_IF_ERROR(
+                       WriteOwned(gradient.flat(), place.parameter,
+                                  parts_->divisor() == 1
+                                      ? value
+                                      : value.to(gradient.flat().step_dtype()) *
+                                            parts_->divisor(),
+                                  gradient.owned()));
                    return raised.Commit();
                  }),
       "Engine::SetGradient");

@@ -35,6 +35,8 @@ struct Settings {
   // Absent: parameters and buffers stay as they are.
   std::optional<at::ScalarType> param_dtype;
   std::optional<at::ScalarType> buffer_dtype;
+  // Masters of 16 bits of the parameters that compute with as many.
+  bool narrow_masters = false;
   // Of sums over ranks, for parameters of float32 and less.
   std::optional<at::ScalarType> reduce_dtype;
   // Of steps' gradients, for the same.

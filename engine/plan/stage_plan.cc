@@ -77,7 +77,7 @@ int64_t UpdateBytes(const std::vector<PlannedFlat>& flats) {
   for (const PlannedFlat& flat : flats) {
     if (!flat.trained) continue;
     bytes += flat.owned_numel() *
-                 (flat.gradient_bytes + 2 * flat.state_bytes +
+                 (flat.gradient_bytes + 2 * flat.stepped_bytes +
                   (flat.master_bytes > 0 ? flat.working_bytes : 0)) +
              2 * flat.owned_numel() / 64 * flat.optimizer_block_bytes;
   }
@@ -92,10 +92,10 @@ OffloadTraffic UpdateTraffic(const PlannedFlat& flat,
   const bool states = tiers.states == Tier::kDisk;
   const bool parameters = tiers.parameters == Tier::kDisk;
   const bool separate = flat.master_bytes > 0;
-  const int64_t state_bytes = flat.owned_numel() * flat.state_bytes;
+  const int64_t master_bytes = flat.owned_numel() * flat.stepped_bytes;
   OffloadTraffic traffic;
   if (!flat.trained || !settings.optimizer.has_value()) return traffic;
-  traffic.read = (separate ? states : parameters) ? state_bytes : 0;
+  traffic.read = (separate ? states : parameters) ? master_bytes : 0;
   if (states) {
     traffic.read += flat.owned_numel() / 64 * flat.optimizer_block_bytes;
   }

@@ -22,8 +22,7 @@ int64_t BytesOf(at::ScalarType dtype) {
 }
 
 int64_t StateItemBytes(const FlatPlan& flat) {
-  const at::ScalarType own = ElementType(flat.dtype);
-  return BytesOf(at::isReducedFloatingType(own) ? at::kFloat : own);
+  return BytesOf(StepDtypeOf(ElementType(flat.dtype)));
 }
 
 absl::StatusOr<std::shared_ptr<UpdateStream>> MakeStream(
@@ -168,8 +167,9 @@ TierChoice ChooseTiers(const OffloadOptions& options,
                total, BytesOf(ElementType(flats[i].working_dtype)),
                &choice.parameters);
     }
-    const bool separate = !on_cpu || flats[i].working_dtype != flats[i].dtype ||
-                          at::isReducedFloatingType(flats[i].working_dtype);
+    const bool separate =
+        !on_cpu || MasterDtypeOf(ElementType(flats[i].dtype), flat) !=
+                       ElementType(flats[i].working_dtype);
     most_states = std::max(
         most_states, StatesOnDisk(flat, separate, options.optimizer_states));
     if (flat.states == Tier::kDisk && flat.parameters == Tier::kMemory) {

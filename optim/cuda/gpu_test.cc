@@ -233,6 +233,10 @@ std::vector<Algorithms> StepCases() {
             {o, {NumberType::kFloat16, states, NumberType::kFloat16}});
         cases.push_back(
             {o, {NumberType::kFloat32, states, NumberType::kBFloat16}});
+        for (const NumberType masters :
+             {NumberType::kBFloat16, NumberType::kFloat16}) {
+          cases.push_back({o, {NumberType::kNone, states, masters, masters}});
+        }
       }
     }
   }

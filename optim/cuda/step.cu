@@ -80,6 +80,16 @@ __device__ void* MastersTo(const StepRange& r) {
   return r.new_master == nullptr ? r.master : r.new_master;
 }
 
+__device__ void SetMaster(const StepRange& r, uint64_t seed, int64_t i,
+                          float master) {
+  if (r.master_type == NumberType::kFloat32) {
+    static_cast<float*>(MastersTo(r))[i] = master;
+  } else {
+    static_cast<uint16_t*>(MastersTo(r))[i] = NarrowMasterBitsOf(
+        master, r.master_type, static_cast<uint64_t>(r.number + i), seed);
+  }
+}
+
 // kWidth elements as they lie in memory, of float32 or of 16 bits.
 struct alignas(16) Wide32 {
   float x[kWidth];
@@ -105,12 +115,12 @@ template <typename F>
 __device__ void StepAt(const StepRange& r, const StepConstants<float>& k,
                        int64_t i) {
   StepElement<float> e;
-  e.master.x = static_cast<const float*>(r.master)[i];
+  e.master.x = FloatAt(r.master, r.master_type, i);
   for (int s = 0; s < F::kStates; ++s) {
     e.states[s].x = FloatAt(r.states[s], r.state_type, i);
   }
   StepOneElement<F>(k, FloatAt(r.gradient, r.gradient_type, i), &e);
-  static_cast<float*>(MastersTo(r))[i] = e.master.x;
+  SetMaster(r, k.seed, i, e.master.x);
   const uint32_t random =
       r.state_type == NumberType::kBFloat16
           ? RandomBitsOf(static_cast<uint64_t>(r.number + i), k.seed)
@@ -132,19 +142,27 @@ template <typename F>
 __device__ void StepWideAt(const StepRange& r, const StepConstants<float>& k,
                            int64_t i) {
   float gradient[kWidth], states[F::kStates + 1][kWidth];
-  Wide32 master = static_cast<const Wide32*>(r.master)[i];
+  Wide32 master;
+  LoadWide(r.master, r.master_type, i, master.x);
   LoadWide(r.gradient, r.gradient_type, i, gradient);
   for (int s = 0; s < F::kStates; ++s) {
     LoadWide(r.states[s], r.state_type, i, states[s]);
   }
   const bool narrow = r.state_type == NumberType::kBFloat16;
-  Wide16 working, narrow_states[F::kStates + 1];
+  const bool narrow_master = r.master_type != NumberType::kFloat32;
+  Wide16 working, new_master, narrow_states[F::kStates + 1];
   for (int j = 0; j < kWidth; ++j) {
     StepElement<float> e;
     e.master.x = master.x[j];
     for (int s = 0; s < F::kStates; ++s) e.states[s].x = states[s][j];
     StepOneElement<F>(k, gradient[j], &e);
     master.x[j] = e.master.x;
+    new_master.x[j] =
+        narrow_master
+            ? NarrowMasterBitsOf(
+                  e.master.x, r.master_type,
+                  static_cast<uint64_t>(r.number + i * kWidth + j), k.seed)
+            : 0;
     const uint32_t random =
         narrow ? RandomBitsOf(static_cast<uint64_t>(r.number + i * kWidth + j),
                               k.seed)
@@ -158,7 +176,11 @@ __device__ void StepWideAt(const StepRange& r, const StepConstants<float>& k,
                        ? Float16BitsOf(e.master.x)
                        : BFloat16BitsOf(e.master.x);
   }
-  static_cast<Wide32*>(MastersTo(r))[i] = master;
+  if (narrow_master) {
+    static_cast<Wide16*>(MastersTo(r))[i] = new_master;
+  } else {
+    static_cast<Wide32*>(MastersTo(r))[i] = master;
+  }
   if (r.average != nullptr) {
     Wide32 average = static_cast<const Wide32*>(r.average)[i];
     for (int j = 0; j < kWidth; ++j) {
@@ -189,8 +211,8 @@ __device__ bool IsAligned(const StepRange& r, int states) {
     return type == NumberType::kNone ||
            reinterpret_cast<uintptr_t>(p) % to == 0;
   };
-  bool all = aligned(r.master, NumberType::kFloat32) &&
-             aligned(r.new_master, NumberType::kFloat32) &&
+  bool all = aligned(r.master, r.master_type) &&
+             aligned(r.new_master, r.master_type) &&
              aligned(r.average, NumberType::kFloat32) &&
              aligned(r.gradient, r.gradient_type) &&
              aligned(r.working, r.working_type);
@@ -284,10 +306,10 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t i = b * kBlock8Elements + 2 * lane + j - r.in_block;
       if (i < 0 || i >= r.numel) continue;
       StepElement<float> e;
-      e.master.x = static_cast<const float*>(r.master)[i];
+      e.master.x = FloatAt(r.master, r.master_type, i);
       for (int s = 0; s < F::kStates; ++s) e.states[s].x = states[s][j];
       StepOneElement<F>(k, FloatAt(r.gradient, r.gradient_type, i), &e);
-      static_cast<float*>(MastersTo(r))[i] = e.master.x;
+      SetMaster(r, k.seed, i, e.master.x);
       for (int s = 0; s < F::kStates; ++s) states[s][j] = e.states[s].x;
       SetAverage(r, k, i, e.master.x);
       SetWorking(r, i, e.master.x);

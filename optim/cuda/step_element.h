@@ -115,6 +115,31 @@ TESSERA_HOST_DEVICE inline uint16_t BFloat16StateBitsOf(float x, int state,
   return static_cast<uint16_t>(x == x ? rounded : 0x7fc0);
 }
 
+// Of masters. In float16 those below 2^-14 are counts of 2^-24: the exponent
+// says how many bits of the mantissa go.
+TESSERA_HOST_DEVICE inline uint16_t RandomFloat16BitsOf(float x,
+                                                        uint32_t random) {
+  const uint32_t bits = BitCast<uint32_t>(x);
+  const uint32_t rest = bits & 0x7fffffff;
+  uint32_t half = (rest + (random & 0x1fff) - 0x38000000) >> 13;
+  if (rest < 0x38800000) {
+    const uint32_t exponent = rest >> 23;
+    const uint32_t mantissa = (rest & 0x7fffff) | (exponent > 0 ? 0x800000 : 0);
+    const uint32_t lost = 126 - exponent;
+    half = lost < 32 ? (mantissa + (random & ((1u << lost) - 1))) >> lost : 0;
+  }
+  if (rest >= 0x47800000) half = 0x7c00;
+  if (rest > 0x7f800000) half = 0x7e00;
+  return static_cast<uint16_t>(half | (bits >> 16 & 0x8000));
+}
+TESSERA_HOST_DEVICE inline uint16_t NarrowMasterBitsOf(float x, NumberType type,
+                                                       uint64_t number,
+                                                       uint64_t seed) {
+  const uint32_t random = RandomBitsOf(number, seed ^ kMasterSeed);
+  return type == NumberType::kBFloat16 ? BFloat16StateBitsOf(x, 0, random)
+                                       : RandomFloat16BitsOf(x, random);
+}
+
 // block8.h. `scale`: its bits.
 TESSERA_HOST_DEVICE inline uint32_t Block8ExponentOf(uint32_t scale,
                                                      bool non_negative) {

@@ -145,6 +145,37 @@ TEST(StepElementTest, WorkingCopiesAreThoseOfStepElements) {
   }
 }
 
+TEST(StepElementTest, NarrowMastersAreThoseOfStepElements) {
+  constexpr int64_t kNumel = 30'000;
+  for (const NumberType type : {NumberType::kBFloat16, NumberType::kFloat16}) {
+    StepTypes types;
+    types.master = type;
+    const StepMemory before(Formula::kSgd, kNumel, types, AnyValues);
+    StepMemory after = before.To(at::kCPU);
+    const StepCoefficients c = SomeCoefficients(Formula::kSgd);
+    StepRange range = after.Range();
+    range.number = (int64_t{1} << 32) - 5000;
+    StepElements(Formula::kSgd, range, c);
+    const StepConstants<float> constants(c);
+    const auto old = Bits<uint16_t>(before.master);
+    const auto masters = Bits<uint16_t>(after.master);
+    for (size_t i = 0; i < kNumel; ++i) {
+      StepElement<float> e;
+      e.master.x = type == NumberType::kBFloat16 ? FloatOfBFloat16(old[i])
+                                                 : FloatOfFloat16(old[i]);
+      VisitFormula(Formula::kSgd, [&](auto f) {
+        StepOneElement<decltype(f)>(
+            constants, before.gradient.const_data_ptr<float>()[i], &e);
+      });
+      ASSERT_EQ(
+          NarrowMasterBitsOf(e.master.x, type,
+                             static_cast<uint64_t>(range.number) + i, c.seed),
+          masters[i])
+          << static_cast<int>(type) << " " << i << " " << e.master.x;
+    }
+  }
+}
+
 TEST(StepElementTest, Reads16BitsAsTheyAre) {
   const at::Tensor every = torch::arange(-32768, 32768).to(at::kShort);
   const auto halves = Bits<uint16_t>(every);

@@ -12,7 +12,7 @@ absl::StatusOr<FactoredStates> FactoredStates::Allocate(
   const int64_t numel = ShapedNumelOf(formula, flat.parameters());
   TESSERA_ASSIGN_OR_RETURN(
       states.buffer_,
-      FlatBuffer::Allocate(numel, flat.master_dtype(), flat.update_device(),
+      FlatBuffer::Allocate(numel, flat.step_dtype(), flat.update_device(),
                            MemoryKind::kOptimizer));
   int64_t begin = 0;
   for (size_t i = 0; i < flat.parameters().size(); ++i) {

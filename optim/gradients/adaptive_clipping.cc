@@ -332,7 +332,7 @@ absl::Status ChangeFlat(const FlatParameter& flat,
     const at::Tensor segment =
         owned.narrow(0, of.begin + part.elements.begin - flat.owned().begin,
                      part.elements.numel());
-    const at::Tensor wide = segment.to(flat.master_dtype());  // or itself
+    const at::Tensor wide = segment.to(flat.step_dtype());  // or itself
     Multiply(wide, part);
     if (!wide.is_same(segment)) segment.copy_(wide);  // rounded once
   }

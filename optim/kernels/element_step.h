@@ -13,12 +13,12 @@
 // float16.
 //
 // Note [Stochastic rounding]
-// States of kBFloat16 are rounded to one of the two neighbours, up with the
-// probability of what is lost by rounding down, so that small changes add up
-// (a moment that decays by 0.999 would stand still in 8 bits of mantissa). The
-// random bits are a function of StepCoefficients::seed (the step and the
-// parameter) and of the element's number in its parameter: the same at every
-// world size.
+// States of kBFloat16, and masters of 16 bits, are rounded to one of the two
+// neighbours, up with the probability of what is lost by rounding down, so that
+// small changes add up (a moment that decays by 0.999 would stand still in 8
+// bits of mantissa). The random bits are a function of StepCoefficients::seed
+// (the step and the parameter) and of the element's number in its parameter:
+// the same at every world size. Magnitudes below 2^-31 are 0 in float16.
 //
 // Threads: none of its own; ranges that do not overlap, and share no block of
 // kBlock8, may be done at once.
@@ -100,6 +100,8 @@ StepCoefficients DescentOf(const OptimizerOptions& options, int64_t step,
                            double scale);
 // Of a parameter's step, by its number in the model.
 uint64_t SeedOf(int64_t parameter, int64_t step);
+// Of the random bits of masters beside those of the states.
+inline constexpr uint64_t kMasterSeed = 0xd1b54a32d192ed03;
 
 enum class NumberType : uint8_t {
   kNone,
@@ -116,8 +118,8 @@ struct StepRange {
   void* states[kMaxStates] = {};  // of kBlock8: the first element's block
   const void* gradient = nullptr;
   int64_t numel = 0;  // of each
-  // kFloat32 or kFloat64. Of the latter all others are, too; the working copy
-  // is kNone.
+  // kFloat64: so are all others, and the working copy is kNone. kBFloat16 and
+  // kFloat16: without a working copy and an average, of no direction.
   NumberType master_type = NumberType::kFloat32;
   NumberType state_type = NumberType::kFloat32;  // kBFloat16, kBlock8
   NumberType gradient_type = NumberType::kFloat32;

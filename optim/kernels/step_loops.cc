@@ -158,6 +158,10 @@ class Loop {
   float* MasterAt(void* of, int64_t i) const {
     return static_cast<float*>(of) + i;
   }
+  bool narrow() const { return r_.master_type != NumberType::kFloat32; }
+  uint16_t* NarrowAt(void* of, int64_t i) const {
+    return static_cast<uint16_t*>(of) + i;
+  }
   const char* GradientAt(int64_t i) const {
     return static_cast<const char*>(r_.gradient) +
            i * ItemBytes(r_.gradient_type);
@@ -183,7 +187,9 @@ class Loop {
     for (int64_t b = 0; b < kTile * ItemBytes(r_.gradient_type); b += 64) {
       __builtin_prefetch(GradientAt(i) + b);
     }
-    fetch(MasterAt(r_.master, i), kTile * 4);
+    fetch(narrow() ? NarrowAt(r_.master, i)
+                   : static_cast<void*>(MasterAt(r_.master, i)),
+          kTile * ItemBytes(r_.master_type));
     if (r_.average != nullptr) fetch(MasterAt(r_.average, i), kTile * 4);
     const int64_t state_bytes = r_.state_type == NumberType::kBlock8
                                     ? kTile
@@ -204,6 +210,15 @@ class Loop {
     }
     for (int s = 0; s < F::kStates; ++s) t.states[s] = StateAt(s, i);
     t.number = r_.number + i;
+    if (narrow()) {
+      alignas(64) float master[kTile];
+      t.master = t.new_master = master;
+      From16(NarrowAt(r_.master, i), r_.master_type, master);
+      StepTile<F, kVariant>(t, k_, states, EachState());
+      ToMasters(master, t.number, k_.seed ^ kMasterSeed, r_.master_type,
+                NarrowAt(r_.new_master, i));
+      return;
+    }
     StepTile<F, kVariant>(t, k_, states, EachState());
     if (r_.average != nullptr) {
       AverageTile(t.new_master, k_, MasterAt(r_.average, i));
@@ -218,8 +233,8 @@ class Loop {
   template <bool kVariant, typename State>
   void Partial(int64_t i, int n, int lead) const {
     float master[kTile] = {}, gradient[kTile] = {};
-    Copy(MasterAt(r_.master, i), Size(n, 4), master + lead);
-    LoadGradient(i, n, gradient + lead);
+    LoadPart(r_.master, r_.master_type, i, n, master + lead);
+    LoadPart(r_.gradient, r_.gradient_type, i, n, gradient + lead);
     char memory[F::kStates + 1][kTile * 4] = {};
     float states[F::kStates + 1][kTile] = {}, before[F::kStates + 1][kTile];
     Tile t = {master, master, gradient, {}, r_.number + i - lead};
@@ -241,21 +256,28 @@ class Loop {
     for (int s = 0; s < F::kStates; ++s) {
       Copy(PartOf(memory[s], lead), StateSize(n), StateAt(s, i));
     }
-    StoreMasters(master, i, n, lead);
+    StoreMasters(master, t.number, i, n, lead);
   }
 
-  void LoadGradient(int64_t i, int n, float* to) const {
-    if (r_.gradient_type == NumberType::kFloat32) {
-      return Copy(GradientAt(i), Size(n, 4), to);
-    }
+  static void LoadPart(const void* all, NumberType type, int64_t i, int n,
+                       float* to) {
+    const char* const from =
+        static_cast<const char*>(all) + i * ItemBytes(type);
+    if (type == NumberType::kFloat32) return Copy(from, Size(n, 4), to);
     uint16_t halves[kTile] = {};
-    float all[kTile];
-    Copy(GradientAt(i), Size(n, 2), halves);
-    From16(halves, r_.gradient_type, all);
-    Copy(all, Size(n, 4), to);
+    float wide[kTile];
+    Copy(from, Size(n, 2), halves);
+    From16(halves, type, wide);
+    Copy(wide, Size(n, 4), to);
   }
 
-  void StoreMasters(const float* master, int64_t i, int n, int lead) const {
+  void StoreMasters(const float* master, int64_t number, int64_t i, int n,
+                    int lead) const {
+    if (narrow()) {
+      uint16_t halves[kTile];
+      ToMasters(master, number, k_.seed ^ kMasterSeed, r_.master_type, halves);
+      return Copy(halves + lead, Size(n, 2), NarrowAt(r_.new_master, i));
+    }
     Copy(master + lead, Size(n, 4), MasterAt(r_.new_master, i));
     if (r_.average != nullptr) {
       float average[kTile] = {};

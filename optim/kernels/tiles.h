@@ -48,6 +48,24 @@ __attribute__((noinline)) void ToWorking(const float* from, NumberType type,
   }
 }
 
+// Masters of 16 bits; `number`: of the first one.
+__attribute__((noinline)) void ToMasters(const float* from, int64_t number,
+                                         uint64_t seed, NumberType type,
+                                         uint16_t* to) {
+  RandomBits random(static_cast<uint64_t>(number), seed);
+  for (int i = 0; i < kTile; i += 2 * kLanes) {
+    const Vector a = {LoadAs<Floats>(from + i)},
+                 b = {LoadAs<Floats>(from + i + kLanes)};
+    const Words up = random.Next(), next = random.Next();
+    if (type == NumberType::kBFloat16) {
+      Store(UpperHalves(RandomlyUp<0>(a, up), RandomlyUp<0>(b, next)), to + i);
+    } else {
+      Store(RandomlyToFloat16(a.x, up), to + i);
+      Store(RandomlyToFloat16(b.x, next), to + i + kLanes);
+    }
+  }
+}
+
 // ---- block8.h
 
 // The bits of the largest magnitude among `most` and x.

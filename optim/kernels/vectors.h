@@ -225,6 +225,27 @@ inline Words RandomlyUp(Vector x, Words random) {
   return reinterpret_cast<Words>(x.x) + bits;
 }
 
+// A number of 2^-24 and less of those below 2^-14, in integers: the exponent
+// says how many bits of the mantissa go.
+inline Halves RandomlyToFloat16(Floats x, Words random) {
+  const Words bits = reinterpret_cast<Words>(x);
+  const Words rest = bits & 0x7fffffff;
+  const Words exponent = rest >> 23;
+  const Words lost = Words{} + 126 - exponent;
+  const Words shift = lost < 32 ? lost : Words{};
+  const Words mantissa =
+      (rest & 0x7fffff) | (exponent > 0 ? Words{} + 0x800000 : Words{});
+  const Words tiny =
+      (mantissa + (random & ((Words{} + 1) << shift) - 1)) >> shift;
+  const Words small = lost < 32 ? tiny : Words{};
+  const Words normal = (rest + (random & 0x1fff) - 0x38000000) >> 13;
+  Words half = rest < 0x38800000 ? small : normal;
+  half = rest >= 0x47800000 ? Words{} + 0x7c00 : half;
+  half = rest > 0x7f800000 ? Words{} + 0x7e00 : half;
+  half |= bits >> 16 & 0x8000;
+  return __builtin_convertvector(half, Halves);
+}
+
 // ---- codes of 8 bits (block8.h), of four vectors at once
 
 // A code is bits 20 to 30 of a float, less those of the scale, and this more.

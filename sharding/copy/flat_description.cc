@@ -54,10 +54,22 @@ at::ScalarType WorkingDtypeOf(const std::vector<NamedParameter>& parameters,
       ElementType(parameters[0].tensor.scalar_type()));
 }
 
+at::ScalarType MasterDtypeOf(at::ScalarType parameters,
+                             const FlatParameterOptions& options) {
+  const at::ScalarType working = options.dtype.value_or(parameters);
+  return options.narrow_masters && at::isReducedFloatingType(working)
+             ? working
+             : StepDtypeOf(parameters);
+}
+
+at::ScalarType StepDtypeOf(at::ScalarType masters) {
+  return at::isReducedFloatingType(masters) ? at::kFloat : masters;
+}
+
 at::ScalarType GradientDtypeOf(at::ScalarType masters,
                                const FlatParameterOptions& options) {
-  return masters == at::kFloat ? options.gradient_dtype.value_or(masters)
-                               : masters;
+  const at::ScalarType step = StepDtypeOf(masters);
+  return step == at::kFloat ? options.gradient_dtype.value_or(step) : step;
 }
 
 FlatDescription::FlatDescription(std::string name,
@@ -68,7 +80,7 @@ FlatDescription::FlatDescription(std::string name,
   TESSERA_CHECK(!params.empty()) << "flat parameter " << name_;
   const at::ScalarType original = ElementType(params[0].tensor.scalar_type());
   dtype_ = WorkingDtypeOf(params, options_);
-  master_dtype_ = at::isReducedFloatingType(original) ? at::kFloat : original;
+  master_dtype_ = MasterDtypeOf(original, options_);
   reduce_dtype_ = options_.reduce_dtype.value_or(dtype_);
   gradient_dtype_ = GradientDtypeOf(master_dtype_, options_);
   device_ = params[0].tensor.device();

@@ -47,9 +47,12 @@ struct FlatParameterOptions {
   std::optional<at::ScalarType> dtype;
   // Of sums over ranks; the working one if absent.
   std::optional<at::ScalarType> reduce_dtype;
-  // Of the step's gradient, in which micro-batches are added; that of masters
-  // if absent, or if these are not float32. DeepSpeed's grad_accum_dtype.
+  // Of the step's gradient, in which micro-batches are added; that of steps
+  // if absent, or if these are not in float32. DeepSpeed's grad_accum_dtype.
   std::optional<at::ScalarType> gradient_dtype;
+  // Masters have the working dtype where that has 16 bits, and are that copy
+  // itself; else they are float32. DeepSpeed's bf16_master_weights_and_grads.
+  bool narrow_masters = false;
   // Has a master and an optimizer state from the start.
   bool trainable = true;
   // What the optimizer changed reaches the other ranks while the program goes
@@ -100,6 +103,11 @@ FlatLayout LayoutOf(const std::vector<NamedParameter>& parameters,
 // What their operators compute with; of elements, never complex.
 at::ScalarType WorkingDtypeOf(const std::vector<NamedParameter>& parameters,
                               const FlatParameterOptions& options);
+// Of the masters of parameters of that dtype, of elements.
+at::ScalarType MasterDtypeOf(at::ScalarType parameters,
+                             const FlatParameterOptions& options);
+// What masters of that dtype are stepped in.
+at::ScalarType StepDtypeOf(at::ScalarType masters);
 // Of the step's gradients beside masters of that dtype.
 at::ScalarType GradientDtypeOf(at::ScalarType masters,
                                const FlatParameterOptions& options);
@@ -145,6 +153,9 @@ class FlatDescription {
   bool cast_inputs() const { return options_.cast_inputs; }
   at::ScalarType dtype() const { return dtype_; }  // of elements: never complex
   at::ScalarType master_dtype() const { return master_dtype_; }
+  // What a step computes in, and keeps its states in unless told otherwise:
+  // that of masters, float32 of those of 16 bits.
+  at::ScalarType step_dtype() const { return StepDtypeOf(master_dtype_); }
   at::ScalarType reduce_dtype() const { return reduce_dtype_; }
   at::ScalarType gradient_dtype() const { return gradient_dtype_; }
   at::Device device() const { return device_; }

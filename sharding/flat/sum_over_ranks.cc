@@ -18,7 +18,7 @@ SumOverRanks StartSum(const FlatDescription& flat, const at::Tensor& whole,
   if (flat.stage().sharded_optimizer) {
     // A sum of another dtype is rounded to that first, and divided in this one.
     if (flat.replicas() == nullptr &&
-        whole.scalar_type() == flat.master_dtype()) {
+        whole.scalar_type() == flat.step_dtype()) {
       sum.divided_by = divisor;
     }
     sum.within_group =

@@ -184,7 +184,7 @@ absl::StatusOr<at::Tensor> FlatGradient::PlaceOfSums(const at::Tensor& whole) {
 void FlatGradient::Divide(const at::Tensor& sums, double divisor,
                           const at::Tensor& mean) const {
   const bool in_place = mean.scalar_type() == sums.scalar_type() ||
-                        mean.scalar_type() == flat_->master_dtype();
+                        mean.scalar_type() == flat_->step_dtype();
   if (!in_place) {
     mean.copy_(Mean(sums, divisor));
     return;
@@ -194,7 +194,7 @@ void FlatGradient::Divide(const at::Tensor& sums, double divisor,
 }
 
 at::Tensor FlatGradient::Mean(const at::Tensor& sums, double divisor) const {
-  return Divided(sums.to(flat_->master_dtype()), divisor);
+  return Divided(sums.to(flat_->step_dtype()), divisor);
 }
 
 absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
@@ -365,9 +365,9 @@ absl::StatusOr<at::Tensor> FlatGradient::Whole(int parameter) const {
   TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
                            GatherWhole(*flat_, owned(), "gradient"));
   const at::Tensor gradient = PlaceIn(whole, parameter);
-  return flat_->gradient_dtype() == flat_->master_dtype()
+  return flat_->gradient_dtype() == flat_->step_dtype()
              ? gradient.clone()
-             : gradient.to(flat_->master_dtype());
+             : gradient.to(flat_->step_dtype());
 }
 
 int64_t FlatGradient::resident_bytes() const {

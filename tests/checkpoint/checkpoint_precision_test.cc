@@ -3,6 +3,7 @@
 // stop, to the bit.
 #include <torch/torch.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -153,10 +154,63 @@ TEST_P(CheckpointPrecisionTest, MastersGoOn) {
   for (const char* dtype : {"bf16", "fp16"}) {
     spec_.dtype = dtype;
     for (bool fp32_norms : {false, true}) {
-      spec_.fp32_norms = fp32_norms;
+      spec_.fp32_norms = spec_.narrow_masters = fp32_norms;
       ExpectResumed(3);
     }
   }
+}
+
+// Masters of float32 are loaded where 16 bits are kept, rounded, and back; the
+// optimizer's states are what they were.
+TESSERA_RANK_FUNCTION(LoadWithOtherMasters) {
+  const Args a(args);
+  std::map<std::string, at::Tensor> saved;
+  for (const bool narrow : {false, true, false}) {
+    TrainingSpec spec = a.spec;
+    spec.narrow_masters = narrow;
+    TESSERA_ASSIGN_OR_RETURN(
+        Trainee t, MakeTrainee(spec, TrainingSpec::kModelSeed, world));
+    if (saved.empty()) {
+      Record unused;
+      TESSERA_RETURN_IF_ERROR(
+          TrainSteps(*t.engine, *t.model, spec, t.rank, 0, &unused));
+    } else {
+      TESSERA_RETURN_IF_ERROR(t.engine->LoadCheckpoint(a.dir).status());
+    }
+    for (const auto& p : t.model->named_parameters()) {
+      TESSERA_ASSIGN_OR_RETURN(at::Tensor master, t.engine->Master(p.key()));
+      const at::ScalarType dtype = narrow ? at::kBFloat16 : at::kFloat;
+      if (master.scalar_type() != dtype) {
+        return absl::InternalError(
+            absl::StrCat(p.key(), " is of ",
+                         std::string(c10::toString(master.scalar_type()))));
+      }
+      at::Tensor& before = saved[p.key()];
+      if (before.defined() &&
+          !master.equal(before.to(at::kBFloat16).to(dtype))) {
+        return absl::InternalError(absl::StrCat(p.key(), " is another"));
+      }
+      TESSERA_ASSIGN_OR_RETURN(const at::Tensor moment,
+                               t.engine->OptimizerStateOf(p.key(), "exp_avg"));
+      at::Tensor& moment_before = saved[p.key() + "/exp_avg"];
+      if (before.defined() && !moment.equal(moment_before)) {
+        return absl::InternalError(absl::StrCat(p.key(), "'s moment"));
+      }
+      moment_before = moment;
+      before = master;
+    }
+    TESSERA_RETURN_IF_ERROR(t.engine->SaveCheckpoint(a.dir));
+    TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  }
+  return "";
+}
+
+TEST_P(CheckpointPrecisionTest, MastersOfAnotherDtypeAreLoaded) {
+  spec_.dtype = "bf16";
+  EXPECT_THAT(RunOnRanks(kWorldSize, "LoadWithOtherMasters",
+                         absl::StrCat(spec_.ToText(), "\n", folder_ / "ckpt",
+                                      "\n0\n0")),
+              ::testing::Each(""));
 }
 
 // Before each of the steps in which the scale falls, waits and rises. A step
@@ -188,6 +242,8 @@ TEST_P(CheckpointPrecisionTest, UnfrozenParametersGoOn) {
     for (int before : {1, 3}) {
       for (int other : {0, 1, 3}) ExpectResumed(before, other);
     }
+    spec_.narrow_masters = spec_.dtype == "bf16";
+    if (spec_.narrow_masters) ExpectResumed(3, 1);
   }
 }
 

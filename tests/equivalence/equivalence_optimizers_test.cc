@@ -4,6 +4,8 @@
 //   22 optimizers x stage {0, 1, 2, 3} x W {1, 2} x parameters {fp32, bf16}
 //   x one group or four x states {fp32, bf16 but where there is none}
 //   x gradients {fp32, bf16} x plainly, or accumulated and clipped
+//   x masters {fp32, of bf16 parameters bf16, of fp16 ones fp16} but where they
+//   are always fp32
 //
 // 88 cells in which every pair of values occurs.
 #include <string>
@@ -62,6 +64,12 @@ std::string GroupsOf(const Optimizer& optimizer) {
       "no_decay:'auto'");
 }
 
+bool HasNarrowMasters(const Optimizer& optimizer) {
+  const absl::string_view type = optimizer.type;
+  return type != "Lamb" && type != "Muon" && type != "AdamWScheduleFree" &&
+         type != "Adafactor";
+}
+
 std::string TextOf(const Optimizer& optimizer, bool groups, bool narrow) {
   const absl::string_view type = optimizer.type;
   narrow = narrow && type != "AdamWScheduleFree" && type != "Adafactor";
@@ -70,7 +78,7 @@ std::string TextOf(const Optimizer& optimizer, bool groups, bool narrow) {
                       groups ? GroupsOf(optimizer) : "");
 }
 
-const Choice kAxes = {kOptimizers.size(), 4, 2, 2, 2, 2, 2, 2};
+const Choice kAxes = {kOptimizers.size(), 4, 2, 2, 2, 2, 2, 2, 3};
 
 TrainingSpec SpecOf(const Choice& choice) {
   TrainingSpec spec;
@@ -84,6 +92,12 @@ TrainingSpec SpecOf(const Choice& choice) {
     spec.clipping = 0.3;
   }
   spec.gradient_dtype = choice[7] == 1 ? "bf16" : "";
+  if (choice[3] == 1 && choice[8] > 0 &&
+      HasNarrowMasters(kOptimizers[choice[0]])) {
+    spec.narrow_masters = true;
+    spec.dtype = choice[8] == 1 ? "bf16" : "fp16";
+    spec.initial_scale_power = 10;
+  }
   spec.gradients = true;
   spec.poison = true;
   return spec;
@@ -121,6 +135,10 @@ TEST(OptimizersTest, RandomBitsAreOfPlacesInMemory) {
       spec.stage = stage;
       spec.optimizer = TextOf(kOptimizers[0], false, /*narrow=*/true);
       for (const int world_size : {1, 2}) ExpectEqualsOracle(spec, world_size);
+      spec.dtype = "bf16";
+      spec.fp32_norms = true;
+      spec.narrow_masters = true;
+      ExpectEqualsOracle(spec, 2);
     }
   }
 }

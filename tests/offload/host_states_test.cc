@@ -9,7 +9,7 @@
 //   libtorch's} x parameters {on the device, on the host, on a disk, there and
 //   on the host} x work {at once, later}
 //   x what persists {nothing, small units} x states {on the host, on a disk}
-//   x gradients in {fp32, bf16}
+//   x gradients in {fp32, bf16} x masters {fp32, of parameters' 16 bits}
 #include <string>
 #include <vector>
 
@@ -25,7 +25,7 @@ namespace {
 const std::vector<int> kStages = {3, 3, 2, 1};
 const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
 const std::vector<double> kRatios = {1, 1, 0.3, 0};
-const Choice kAxes = {2, 4, 3, 2, 2, 4, 2, 2, 2, 4, 2, 2, 2, 2};
+const Choice kAxes = {2, 4, 3, 2, 2, 4, 2, 2, 2, 4, 2, 2, 2, 2, 2};
 
 struct Cell {
   int world_size = 1;
@@ -47,7 +47,8 @@ Cell CellOf(const Choice& choice) {
   spec.states_on_disk = kRatios[choice[5]];
   spec.recompute = choice[6] == 0 ? "" : "auto/full";
   if (choice[7] == 1 && cell.world_size == 2) spec.shard_group = 1;
-  spec.libtorch_exact = choice[8] == 1;
+  spec.narrow_masters = choice[14] == 1 && spec.dtype != "fp32";
+  spec.libtorch_exact = choice[8] == 1 && !spec.narrow_masters;
   if (spec.stage == 3 && choice[9] > 0) {
     // Of a Gpt of these tests some on the disk, some on the host; or all.
     spec.parameters_in_memory = choice[9] == 3 ? 2000 : 0;

@@ -6,7 +6,7 @@
 //   x recompute {off, on} x gathers {all-gathers, none, served}
 //   x shard groups {one, of two} x kernel {Tessera's, libtorch's}
 //   x parameters on the disk {none, some, all} x gradients there {no, yes}
-//   x gradients in {fp32, bf16}
+//   x gradients in {fp32, bf16} x masters {fp32, of parameters' 16 bits}
 #include <string>
 #include <vector>
 
@@ -25,7 +25,7 @@ const std::vector<int> kStages = {3, 3, 3, 3, 2, 1};
 const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
 const std::vector<double> kRatios = {0, 0.3, 1, 1};
 const std::vector<int64_t> kInMemory = {-1, 3000, 0};
-const Choice kAxes = {3, 6, 3, 2, 2, 4, 2, 3, 2, 2, 3, 2, 2};
+const Choice kAxes = {3, 6, 3, 2, 2, 4, 2, 3, 2, 2, 3, 2, 2, 2};
 
 struct Cell {
   int world_size = 1;
@@ -52,7 +52,8 @@ Cell CellOf(const Choice& choice) {
   spec.shared = choice[7] == 1 && shm && in_memory ? "on" : "off";
   spec.served = choice[7] == 2 && in_memory ? "on" : "off";
   if (choice[8] == 1 && cell.world_size == 4) spec.shard_group = 2;
-  spec.libtorch_exact = choice[9] == 1;
+  spec.narrow_masters = choice[13] == 1 && spec.dtype != "fp32";
+  spec.libtorch_exact = choice[9] == 1 && !spec.narrow_masters;
   spec.initial_scale_power = 12;
   spec.outcomes = spec.clipping > 0 || spec.dtype != "fp32";
   spec.poison = true;

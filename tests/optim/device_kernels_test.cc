@@ -179,6 +179,10 @@ std::vector<StepTypes> MemoryTypes() {
       all.push_back({working, states});
     }
   }
+  for (const NumberType masters :
+       {NumberType::kBFloat16, NumberType::kFloat16}) {
+    all.push_back({NumberType::kNone, NumberType::kFloat32, masters, masters});
+  }
   return all;
 }
 

@@ -390,6 +390,15 @@ INSTANTIATE_TEST_SUITE_P(
                               "local=1 accumulation=2"},
                              3)),
     NameOfCase);
+INSTANTIATE_TEST_SUITE_P(
+    Masters, PlanTruthTest,
+    ::testing::ValuesIn(Some({"WideGpt stage=3 masters=bf16 dtype=bf16 "
+                              "gradients=bf16 states=bf16",
+                              "WideGpt stage=1 masters=bf16 dtype=bf16",
+                              "WideGpt stage=3 masters=bf16 dtype=bf16 "
+                              "disk=all"},
+                             2)),
+    NameOfCase);
 
 }  // namespace
 }  // namespace tessera

@@ -48,7 +48,7 @@ void SetField(const std::string& field, const std::string& value,
       {"backend", &truth->backend},     {"policy", &truth->policy},
       {"disk", &truth->disk},           {"states", &truth->states},
       {"gradients", &truth->gradients}, {"optimizer", &truth->optimizer},
-      {"frozen", &truth->frozen},
+      {"frozen", &truth->frozen},       {"masters", &truth->masters},
   };
   const std::map<std::string, int*> numbers = {
       {"stage", &truth->stage},       {"world", &truth->world},
@@ -138,6 +138,7 @@ proto::Config TruthCase::config() const {
   }
   config.mutable_optimizer()->mutable_params()->set_state_dtype(states);
   config.mutable_data_types()->set_grad_accum_dtype(gradients);
+  config.mutable_data_types()->set_master_dtype(masters);
   if (!backend.empty()) config.mutable_communication()->set_backend(backend);
   proto::ZeroOptimization* const zero = config.mutable_zero_optimization();
   zero->set_stage(stage);

@@ -50,6 +50,7 @@ struct TruthCase {
   std::string optimizer = "AdamW";
   std::string frozen;              // a pattern of optimizer.param_groups
   std::string gradients = "fp32";  // data_types.grad_accum_dtype
+  std::string masters = "fp32";    // data_types.master_dtype
 
   static TruthCase FromText(absl::string_view text);
   proto::Config config() const;

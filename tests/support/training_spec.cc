@@ -33,6 +33,7 @@ void VisitResult(Spec& spec, const Visit& visit) {
   visit("buffer_dtype", &spec.buffer_dtype);
   visit("reduce_dtype", &spec.reduce_dtype);
   visit("gradient_dtype", &spec.gradient_dtype);
+  visit("narrow_masters", &spec.narrow_masters);
   visit("accumulation_mode", &spec.accumulation_mode);
   visit("reduction", &spec.reduction);
   visit("predivide", &spec.predivide);
@@ -310,6 +311,9 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
   if (!spec.gradient_dtype.empty()) {
     config.mutable_data_types()->set_grad_accum_dtype(spec.gradient_dtype);
   }
+  if (spec.narrow_masters) {
+    config.mutable_data_types()->set_master_dtype(spec.dtype);
+  }
   *config.mutable_optimizer() = OptimizerOf(spec);
   SetPrecision(spec, &config);
   SetSharding(spec, &config);
@@ -340,6 +344,7 @@ OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   options.buffer_dtype = DtypeOf(spec.buffer_dtype);
   options.reduce_dtype = DtypeOf(spec.reduce_dtype);
   options.gradient_dtype = DtypeOf(spec.gradient_dtype);
+  options.narrow_masters = spec.narrow_masters;
   options.accumulate_locally = spec.accumulation_mode == "local";
   options.sum = spec.reduction == "sum";
   options.predivide = spec.predivide;

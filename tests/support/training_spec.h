@@ -26,6 +26,7 @@ struct TrainingSpec {
   std::string buffer_dtype;                // of buffers; "": as they are
   std::string reduce_dtype;                // communication_data_type, or ""
   std::string gradient_dtype;              // grad_accum_dtype, or ""
+  bool narrow_masters = false;             // master_dtype is `dtype`
   std::string accumulation_mode = "each";  // or "local"
   std::string reduction = "mean";          // or "sum"
   double predivide = 1;                    // gradient_predivide_factor

@@ -38,20 +38,22 @@ PlannedFlat PlannedFlatOf(const Settings& settings,
   };
   const at::ScalarType working = WorkingDtypeOf(flat.parameters, options);
   const at::ScalarType own = c10::toRealValueType(flat.dtype);
-  const at::ScalarType wide = at::isReducedFloatingType(own) ? at::kFloat : own;
+  const at::ScalarType master = MasterDtypeOf(own, options);
   PlannedFlat planned;
   planned.name = flat.name;
   planned.whole_numel = layout.whole_numel();
   planned.shard_numel = layout.shard_numel();
   planned.working_bytes = bytes(working);
-  planned.master_bytes = flat.trainable && working != wide ? bytes(wide) : 0;
+  planned.master_bytes =
+      flat.trainable && working != master ? bytes(master) : 0;
   const at::ScalarType sums = options.reduce_dtype.value_or(working);
-  const at::ScalarType gradient = GradientDtypeOf(wide, options);
+  const at::ScalarType gradient = GradientDtypeOf(master, options);
   planned.reduce_bytes = bytes(sums);
   planned.gradient_bytes = bytes(gradient);
   planned.local_bytes = bytes(at::promoteTypes(sums, gradient));
   planned.keeps_sums = sums == gradient;
-  planned.state_bytes = bytes(wide);
+  planned.state_bytes = bytes(StepDtypeOf(master));
+  planned.stepped_bytes = bytes(master);
   if (optimizer != nullptr) {
     planned.optimizer_block_bytes =
         StateBytesOf(*optimizer, planned.state_bytes, 64);

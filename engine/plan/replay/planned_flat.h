@@ -23,8 +23,9 @@ struct PlannedFlat {
   int64_t gradient_bytes = 4;
   // While micro-batches are added up before they are reduced.
   int64_t local_bytes = 4;
-  bool keeps_sums = true;   // the step's gradient is of the sums' dtype
-  int64_t state_bytes = 4;  // of the master's dtype
+  bool keeps_sums = true;     // the step's gradient is of the sums' dtype
+  int64_t state_bytes = 4;    // of what a step computes in
+  int64_t stepped_bytes = 4;  // of a master, whose memory it may be
   // Of 64 elements, all of their optimizer states.
   int64_t optimizer_block_bytes = 2 * 4 * 64;
   // Of states with shapes of their own, on every rank.
