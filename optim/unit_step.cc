@@ -168,7 +168,7 @@ UnitStep::UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
           group_of[static_cast<size_t>(flat.parameters()[0].index)])),
       kernel_(IsForKernel(device_.type(), flat.step_dtype(), options)) {
   // Each parameter has random bits, or a call, of its own.
-  const bool merges = options_[first_group_].states != StateType::kBFloat16 &&
+  const bool merges = options_[first_group_].states == StateType::kFloat32 &&
                       flat.master_dtype() == flat.step_dtype() &&
                       options_[first_group_].custom == nullptr;
   const int64_t first = flat.owned().begin;

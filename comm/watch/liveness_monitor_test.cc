@@ -117,11 +117,18 @@ TEST_F(LivenessTest, AForkedChildIsNotTakenForItsParent) {
   const std::string port = Rank0().port;
   const int rank2 = ConnectAs(2, Rank0(), "liveness");
   ASSERT_GE(rank2, 0);
+  int forked[2];
+  ASSERT_EQ(pipe(forked), 0);
   const pid_t child = fork();
   if (child == 0) {
+    (void)!write(forked[1], "", 1);
     alarm(60);
     while (true) pause();
   }
+  char done;
+  ASSERT_EQ(read(forked[0], &done, 1), 1);
+  close(forked[0]);
+  close(forked[1]);
   close(rank2);  // as the kernel does at the end of a process
   EXPECT_TRUE(a_->liveness().WaitForEnd(kEnough));
   ASSERT_THAT(a_->liveness().Ended(), SizeIs(1));

@@ -263,18 +263,16 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A state's block by a warp: lane l has elements 2 * l and 2 * l + 1.
-__device__ void StoreBlock8(const float* x, bool non_negative, int lane,
+__device__ void StoreBlock8(const uint32_t* words, bool non_negative, int lane,
                             unsigned char* to) {
   uint32_t most = kBlock8LeastScale;
-  for (int j = 0; j < 2; ++j) {
-    most = max(most, BitCast<uint32_t>(x[j]) & 0x7fffffffu);
-  }
+  for (int j = 0; j < 2; ++j) most = max(most, words[j] & 0x7fffffffu);
   for (int offset = 16; offset > 0; offset /= 2) {
     most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
   }
   const uint32_t scale = Block8ScaleOf(most);
   for (int j = 0; j < 2; ++j) {
-    to[2 * lane + j] = Block8CodeOf(x[j], scale, non_negative);
+    to[2 * lane + j] = Block8CodeOf(words[j], scale, non_negative);
   }
   if (lane == 0) *reinterpret_cast<uint32_t*>(to + kBlock8Elements) = scale;
 }
@@ -315,8 +313,17 @@ __global__ void __launch_bounds__(kThreads)
       SetWorking(r, i, e.master.x);
     }
     __syncwarp();  // all have read the old scale
+    uint32_t random[2];
+    for (int j = 0; j < 2; ++j) {
+      const int64_t i = b * kBlock8Elements + 2 * lane + j - r.in_block;
+      random[j] = RandomBitsOf(static_cast<uint64_t>(r.number + i), k.seed);
+    }
     for (int s = 0; s < F::kStates; ++s) {
-      StoreBlock8(states[s], IsNonNegative<F>(s), lane,
+      uint32_t words[2];
+      for (int j = 0; j < 2; ++j) {
+        words[j] = Block8WordOf(states[s][j], s, random[j]);
+      }
+      StoreBlock8(words, IsNonNegative<F>(s), lane,
                   static_cast<unsigned char*>(r.states[s]) + b * kBlock8Bytes);
     }
   }

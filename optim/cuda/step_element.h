@@ -145,19 +145,27 @@ TESSERA_HOST_DEVICE inline uint32_t Block8ExponentOf(uint32_t scale,
                                                      bool non_negative) {
   return (scale >> 23) - (non_negative ? 31 : 15);  // of code 0
 }
-TESSERA_HOST_DEVICE inline uint8_t Block8CodeOf(float x, uint32_t scale,
+// What of an element is cut to a code.
+TESSERA_HOST_DEVICE inline uint32_t Block8WordOf(float x, int state,
+                                                 uint32_t random) {
+  const uint32_t bits = state == 0   ? random & 0xfffff
+                        : state == 1 ? random >> 12
+                                     : random >> 6 & 0xfffff;
+  const auto word = BitCast<uint32_t>(x);
+  return (word & 0x7fffffff) < 0x10000 ? word : word + bits;
+}
+TESSERA_HOST_DEVICE inline uint8_t Block8CodeOf(uint32_t word, uint32_t scale,
                                                 bool non_negative) {
   if (scale >= 0x7f800000) return non_negative ? 31 << 3 : 15 << 3;
-  const uint32_t bits = BitCast<uint32_t>(x);
-  const uint32_t rest = bits & 0x7fffffff;
+  const uint32_t rest = word & 0x7fffffff;
   const auto code =
-      static_cast<int32_t>((rest + 0x80000) >> 20) -
+      static_cast<int32_t>(rest >> 20) -
       static_cast<int32_t>(Block8ExponentOf(scale, non_negative) << 3);
   if (non_negative) {
     return static_cast<uint8_t>(code < 1 ? (rest < 0x10000 ? 0 : 1) : code);
   }
   return static_cast<uint8_t>((code < 1 ? 0 : code) |
-                              static_cast<int32_t>(bits >> 24 & 0x80));
+                              static_cast<int32_t>(word >> 24 & 0x80));
 }
 TESSERA_HOST_DEVICE inline float Block8ValueOf(uint8_t code, uint32_t scale,
                                                bool non_negative) {
@@ -168,10 +176,11 @@ TESSERA_HOST_DEVICE inline float Block8ValueOf(uint8_t code, uint32_t scale,
                 : (rest << 20) + (scale - ((non_negative ? 31u : 15u) << 23));
   return BitCast<float>(bits | sign);
 }
-// The scale's bits, of the largest magnitude's, kBlock8LeastScale among them.
+// The scale's bits, of the largest magnitude of words, kBlock8LeastScale among
+// them.
 TESSERA_HOST_DEVICE inline uint32_t Block8ScaleOf(uint32_t largest) {
-  const uint32_t scale = (largest + 0x80000) & 0x7f800000;
-  return scale < 0x7f800000 && largest < 0x7f800000 ? scale : 0x7fc00000u;
+  const uint32_t scale = largest & 0x7f800000;
+  return scale < 0x7f800000 ? scale : 0x7fc00000u;
 }
 
 // ---- a step

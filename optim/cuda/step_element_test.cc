@@ -225,23 +225,29 @@ TEST(StepElementTest, CodesOf8BitsAreThoseOfStepElements) {
   StepMemory m(Formula::kAdamW, kNumel, types, [](int64_t n) {
     return torch::randn({n}) * torch::exp2(torch::empty({n}).uniform_(-40, 0));
   });
-  StepElements(Formula::kAdamW, m.Range(), TakeGradient(0));
+  const uint64_t seed = SeedOf(5, 7);
+  StepRange range = m.Range();
+  range.number = (int64_t{1} << 32) - 1234;
+  StepElements(Formula::kAdamW, range, TakeGradient(seed));
   for (int s = 0; s < 2; ++s) {
     const auto bytes = Bits<uint8_t>(m.states[static_cast<size_t>(s)]);
     for (int64_t b = 0; b < kNumel / 64; ++b) {
       uint32_t most = kBlock8LeastScale;
-      std::vector<float> x;
+      std::vector<uint32_t> words;
       for (int64_t j = 0; j < 64; ++j) {
-        const float g = m.gradient.const_data_ptr<float>()[b * 64 + j];
-        x.push_back(s == 0 ? g : Times(g, g));
-        most = std::max(most, BitCast<uint32_t>(x.back()) & 0x7fffffff);
+        const int64_t i = b * 64 + j;
+        const float g = m.gradient.const_data_ptr<float>()[i];
+        words.push_back(Block8WordOf(
+            s == 0 ? g : Times(g, g), s,
+            RandomBitsOf(static_cast<uint64_t>(range.number + i), seed)));
+        most = std::max(most, words.back() & 0x7fffffff);
       }
       uint32_t scale;
       std::memcpy(&scale, bytes.data() + b * 68 + 64, sizeof(scale));
       ASSERT_EQ(scale, Block8ScaleOf(most));
       for (int64_t j = 0; j < 64; ++j) {
         ASSERT_EQ(bytes[static_cast<size_t>(b * 68 + j)],
-                  Block8CodeOf(x[static_cast<size_t>(j)], scale, s == 1))
+                  Block8CodeOf(words[static_cast<size_t>(j)], scale, s == 1))
             << s << " " << b << " " << j;
       }
     }
@@ -253,7 +259,8 @@ TEST(StepElementTest, CodesOf8BitsAreThoseOfStepElements) {
       const auto c = static_cast<uint8_t>(code);
       const auto one = BitCast<uint32_t>(1.f);
       const float value = Block8ValueOf(c, one, non_negative);
-      const uint8_t again = Block8CodeOf(value, one, non_negative);
+      const uint8_t again =
+          Block8CodeOf(Block8WordOf(value, 0, 0xfffff), one, non_negative);
       EXPECT_EQ(again, c);
     }
   }

@@ -13,12 +13,13 @@
 // float16.
 //
 // Note [Stochastic rounding]
-// States of kBFloat16, and masters of 16 bits, are rounded to one of the two
-// neighbours, up with the probability of what is lost by rounding down, so that
-// small changes add up (a moment that decays by 0.999 would stand still in 8
-// bits of mantissa). The random bits are a function of StepCoefficients::seed
-// (the step and the parameter) and of the element's number in its parameter:
-// the same at every world size. Magnitudes below 2^-31 are 0 in float16.
+// States of kBFloat16 and kBlock8, and masters of 16 bits, are rounded to one
+// of the two neighbours, up with the probability of what is lost by rounding
+// down, so that small changes add up (a moment that decays by 0.999 would stand
+// still in 8 bits of mantissa). The random bits are a function of
+// StepCoefficients::seed (the step and the parameter) and of the element's
+// number in its parameter: the same at every world size. Magnitudes below 2^-31
+// are 0 in float16.
 //
 // Threads: none of its own; ranges that do not overlap, and share no block of
 // kBlock8, may be done at once.

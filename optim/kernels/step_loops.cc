@@ -338,8 +338,8 @@ void Encode(const float* from, int64_t numel, bool non_negative, char* blocks) {
     if (non_negative) {
       for (float& x : tile) x = __builtin_fabsf(x);
     }
-    non_negative ? SaveTile<Block8State, true, 0>(tile, 0, 0, blocks)
-                 : SaveTile<Block8State, false, 0>(tile, 0, 0, blocks);
+    non_negative ? EncodeTile<true>(tile, blocks)
+                 : EncodeTile<false>(tile, blocks);
   }
 }
 

@@ -68,17 +68,12 @@ __attribute__((noinline)) void ToMasters(const float* from, int64_t number,
 
 // ---- block8.h
 
-// The bits of the largest magnitude among `most` and x.
-inline Words Larger(Words most, Vector x) {
-  const Words rest = reinterpret_cast<Words>(x.x) & 0x7fffffff;
-  return __builtin_elementwise_max(most, rest);
-}
-
-// `largest`: the bits of the largest magnitude, kBlock8LeastScale among them.
+// Of elements as words that are cut to codes. `largest`: of their magnitudes,
+// kBlock8LeastScale among them.
 template <bool kNonNegative>
 inline void ToBlock8(const float* from, uint32_t largest, char* to) {
-  uint32_t scale = (largest + 0x80000) & 0x7f800000;
-  const bool finite = largest < 0x7f800000 && scale < 0x7f800000;
+  uint32_t scale = largest & 0x7f800000;
+  const bool finite = scale < 0x7f800000;
   if (!finite) scale = 0x7fc00000;
   __builtin_memcpy(to + kTile, &scale, sizeof(scale));
   if (__builtin_expect(!finite, false)) {
@@ -153,16 +148,19 @@ struct Block8State {
     return x;
   }
   template <int kState>
-  void Save(int i, const Wide& x, const Words*) {
-    for (const Vector& v : x.v) most = Larger(most, v);
-    Store(x, elements + i);
+  void Save(int i, const Wide& x, const Words* random) {
+    for (int v = 0; v < kWide; ++v) {
+      const Words word = RandomlyUpToCode<kState>(x.v[v], random[v]);
+      most = __builtin_elementwise_max(most, word & 0x7fffffff);
+      Store(word, elements + i + v * kLanes);
+    }
   }
   template <bool kNonNegative>
   void End() const {
     ToBlock8<kNonNegative>(elements, __builtin_reduce_max(most), block);
   }
 
-  static constexpr bool kRandom = false;
+  static constexpr bool kRandom = true;
   char* block;
   Words most;
   alignas(64) float elements[kTile];
@@ -187,6 +185,18 @@ inline void SaveTile(const float* from, int64_t number, uint64_t seed,
     Words bits[kWide];
     for (Words& b : bits) b = random.Next();
     state.template Save<kState>(i, LoadAs<Wide>(from + i), bits);
+  }
+  state.template End<kNonNegative>();
+}
+// To the nearest codes, half away from zero.
+template <bool kNonNegative>
+inline void EncodeTile(const float* from, char* block) {
+  Block8State state;
+  state.Begin(block);
+  Words half[kWide];
+  for (Words& bits : half) bits = Words{} + 0x80000;
+  for (int i = 0; i < kTile; i += kWide * kLanes) {
+    state.template Save<0>(i, LoadAs<Wide>(from + i), half);
   }
   state.template End<kNonNegative>();
 }

@@ -246,6 +246,19 @@ inline Halves RandomlyToFloat16(Floats x, Words random) {
   return __builtin_convertvector(half, Halves);
 }
 
+// What one of three states adds before it is cut to a code of 8 bits: 20 bits
+// are lost. What is next to nothing stays, and is told from zero by its upper
+// half.
+template <int kState>
+inline Words RandomlyUpToCode(Vector x, Words random) {
+  static_assert(kState < 3, "bits for three states");
+  const Words bits = kState == 0   ? random & 0xfffff
+                     : kState == 1 ? random >> 12
+                                   : random >> 6 & 0xfffff;
+  const Words word = reinterpret_cast<Words>(OneNan(x).x);
+  return (word & 0x7fffffff) < 0x10000 ? word : word + bits;
+}
+
 // ---- codes of 8 bits (block8.h), of four vectors at once
 
 // A code is bits 20 to 30 of a float, less those of the scale, and this more.
@@ -311,7 +324,7 @@ inline Vector UnpackHalves(Halves2 x, std::integer_sequence<int, kPlace...>) {
                        : 2 * kLanes + UnpackedFrom(kPlace, 8, kSecond))...))};
 }
 
-// `scale`: the upper half of its bits.
+// Of words that are cut; `scale`: the upper half of its bits.
 template <bool kNonNegative>
 inline Bytes4 ToCodes(const Vector x[4], uint16_t scale) {
   constexpr std::make_integer_sequence<int, 2 * kLanes> kHalves;
@@ -320,13 +333,13 @@ inline Bytes4 ToCodes(const Vector x[4], uint16_t scale) {
   Halves2 codes[2];
   for (int i = 0; i < 2; ++i) {
     const Halves2 half =
-        PackUpper(reinterpret_cast<Words>(x[2 * i].x) + 0x80000,
-                  reinterpret_cast<Words>(x[2 * i + 1].x) + 0x80000, kHalves);
+        PackUpper(reinterpret_cast<Words>(x[2 * i].x),
+                  reinterpret_cast<Words>(x[2 * i + 1].x), kHalves);
     const Halves2 rest = kNonNegative ? half >> 4 : half >> 4 & 0x7ff;
     codes[i] = __builtin_elementwise_max(rest, none) - none;
     if constexpr (kNonNegative) {  // 2^-133 and more are 1 at least
       codes[i] = __builtin_elementwise_max(
-          codes[i], half > 8 ? Halves2{} + 1 : Halves2{});
+          codes[i], half > 0 ? Halves2{} + 1 : Halves2{});
     } else {
       codes[i] |= half >> 8 & 0x80;
     }
