@@ -3,6 +3,7 @@
 // where it does, units have been stepped early.
 #include <torch/torch.h>
 
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -171,12 +172,7 @@ class EarlyStepTest
       early.push_back(-1);
       EXPECT_TRUE(absl::SimpleAtoi(line, &early.back())) << line;
     }
-    spec.states_on_disk = spec.parameters_in_memory = -1;
-    spec.gradients_on_disk = false;
-    spec.tier = "nvme";
-    auto expected = RunOnRanks(kRanks, "TrainProgram",
-                               absl::StrCat(program, "|", spec.ToText()));
-    EXPECT_THAT(TakeFirstLines(&expected), Each(Eq("0")));
+    const std::vector<std::string>& expected = WithoutADisk(program, spec);
     for (size_t r = 0; r < kRanks; ++r) {
       EXPECT_EQ(
           FirstDifference(RecordFromText(expected[r]), RecordFromText(got[r])),
@@ -184,6 +180,23 @@ class EarlyStepTest
           << program << " " << spec.ToText() << ", rank " << r;
     }
     return early;
+  }
+  // However it is gathered, the same.
+  static const std::vector<std::string>& WithoutADisk(
+      const std::string& program, TrainingSpec spec) {
+    spec.states_on_disk = spec.parameters_in_memory = -1;
+    spec.gradients_on_disk = false;
+    spec.tier = "nvme";
+    spec.shared = spec.served = "off";
+    static auto* const known =
+        new std::map<std::string, std::vector<std::string>>;
+    const std::string args = absl::StrCat(program, "|", spec.ToText());
+    const auto [it, is_new] = known->try_emplace(args);
+    if (is_new) {
+      it->second = RunOnRanks(kRanks, "TrainProgram", args);
+      EXPECT_THAT(TakeFirstLines(&it->second), Each(Eq("0")));
+    }
+    return it->second;
   }
   static TrainingSpec OnHost(const char* dtype, const char* device, int stage) {
     TrainingSpec spec;
