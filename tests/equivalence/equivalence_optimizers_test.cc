@@ -138,6 +138,7 @@ TEST(OptimizersTest, RandomBitsAreOfPlacesInMemory) {
       spec.dtype = "bf16";
       spec.fp32_norms = true;
       spec.narrow_masters = true;
+      spec.optimizer = TextOf(kOptimizers[0], false, /*narrow=*/false);
       ExpectEqualsOracle(spec, 2);
     }
   }
