@@ -3,7 +3,7 @@
 // any instant. Found is then the old one or the new one, whole; the survivors
 // have ended soon and named the dead; the next save sweeps what is left.
 //
-//   checkpoint_kill_test [--kills=40] [--first_seed=0] [--jobs=6]
+//   checkpoint_kill_test [--kills=24] [--first_seed=0] [--jobs=6]
 //       [--resume_every=4] [--moving_clock=0] [--forks=2] [--closed=3]
 //
 // After every fourth kill the same ranks load what is there, train and save.
@@ -44,7 +44,7 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-int g_kills = 40;
+int g_kills = 24;
 int g_first_seed = 0;
 int g_jobs = 6;
 int g_resume_every = 4;
