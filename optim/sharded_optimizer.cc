@@ -40,13 +40,15 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
   return made;
 }
 
-// Operators do a program's own, libtorch's kernels plain AdamW on any device.
+// Operators do a program's own, libtorch's kernels plain AdamW of one dtype on
+// any device.
 absl::Status ShardedOptimizer::CheckKernels(size_t u) const {
   const FlatParameter& flat = *flats_[u];
   const at::Device device = flat.update_device();
   if (IsDirection(FormulaOf(u))) TESSERA_RETURN_IF_ERROR(CheckDirected(u));
   const bool plain = IsPlainAdamW(groups_.options) &&
-                     OptionsOf(u).states == StateType::kFloat32;
+                     OptionsOf(u).states == StateType::kFloat32 &&
+                     flat.master_dtype() == flat.step_dtype();
   if (device.is_cpu() || plain || is_custom() ||
       DeviceKernelsOf(device.type()) != nullptr) {
     return absl::OkStatus();

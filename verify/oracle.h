@@ -3,7 +3,8 @@
 // share their mistakes. Slow and obvious.
 //
 //   start         masters are the module's parameters, in float32 where those
-//                 are 16-bit; parameters are rounded to `dtype`
+//                 are 16-bit; parameters are rounded to `dtype`, and with
+//                 narrow_masters masters, too
 //   micro-batch   for each rank in turn, with that rank's own module (buffers)
 //                 and RNG: loss.backward(scale / accumulation)
 //   reduction     send = gradient, in the reduce dtype, / predivide

@@ -49,7 +49,7 @@ struct OracleStepOptions {
   // libtorch's fused kernel itself, of AdamW.
   bool libtorch_fused = false;
   Algorithm algorithm = Algorithm::kAdamW;
-  bool bf16_states = false;  // of float32 masters
+  bool bf16_states = false;  // of masters that are stepped in float32
   bool bias_correction = true;
   bool amsgrad = false;
   double momentum = 0;
@@ -130,7 +130,7 @@ struct OraclePlace {
 
 // After the step of that number: a master of float32 to values of bfloat16 or
 // float16, by the lower bits of `random`, as many as are lost; its seed is
-// xored with 0xd1b54a32d192ed03. A float16 below 2^-31 is 0.
+// xored with 0xd1b54a32d192ed03. A float16 below 2^-32 is 0.
 void OracleRoundMaster(const at::Tensor& master, at::ScalarType dtype,
                        int64_t step, const OracleRandom& random);
 

@@ -13,9 +13,9 @@
 
 namespace tessera {
 
-// Whether masters of that dtype are stepped by the formulas on such a device;
-// else by libtorch's operators: on devices without kernels, and plain AdamW of
-// other masters than float32 everywhere. LOCAL.
+// Whether masters that are stepped in that dtype are so by the formulas on such
+// a device; else by libtorch's operators: on devices without kernels, and plain
+// AdamW in another dtype than float32 everywhere. LOCAL.
 bool StepsByFormula(c10::DeviceType device, at::ScalarType masters,
                     bool plain_adamw);
 

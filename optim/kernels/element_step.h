@@ -18,7 +18,7 @@
 // down, so that small changes add up (a moment that decays by 0.999 would stand
 // still in 8 bits of mantissa). The random bits are a function of
 // StepCoefficients::seed (the step and the parameter) and of the element's
-// number in its parameter: the same at every world size. Magnitudes below 2^-31
+// number in its parameter: the same at every world size. Magnitudes below 2^-32
 // are 0 in float16.
 //
 // Threads: none of its own; ranges that do not overlap, and share no block of

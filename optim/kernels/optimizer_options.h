@@ -30,10 +30,11 @@ enum class Algorithm : uint8_t {
   kCustomOfRate,
 };
 
-// What the states of float32 masters are kept in; those of float64 are float64.
+// What states are kept in; those of float64 masters are float64. The last two
+// are rounded stochastically (optim/kernels/element_step.h).
 //
 //   kFloat32   as computed
-//   kBFloat16  rounded stochastically (optim/kernels/element_step.h)
+//   kBFloat16  16 bits each
 //   kBlock8    8 bits each, and the largest of 64 (optim/kernels/block8.h)
 enum class StateType : uint8_t { kFloat32, kBFloat16, kBlock8 };
 
