@@ -202,7 +202,7 @@ void UnitStepTest::ExpectSameInSlices() {
   EXPECT_EQ(step.Apply({0, numel}, whole, &counts), working_written);
   const at::Tensor changed = whole.masters.ne(before.masters);
   const at::Tensor stepped = Stepped(*gradient);
-  // Of 16 bits some are rounded to what they were.
+  // Masters of 16 bits may be rounded to what they were.
   EXPECT_TRUE(at::equal(
       c.narrow_masters ? changed.logical_or(stepped) : changed, stepped));
   for (const int64_t cut : {64, 128, 192, 1024, 4096}) {

@@ -106,17 +106,23 @@ TESSERA_HOST_DEVICE inline uint32_t RandomBitsOf(uint64_t number,
   x = (x ^ x >> 15 ^ other) * 0x846ca68bu;
   return x ^ x >> 16;
 }
+// The lower, the upper and the middle bits are one of three states' each.
+template <int kBits>
+TESSERA_HOST_DEVICE inline uint32_t BitsOfState(int state, uint32_t random) {
+  constexpr uint32_t kMask = (1u << kBits) - 1;
+  return state == 0   ? random & kMask
+         : state == 1 ? random >> (32 - kBits)
+                      : random >> (32 - kBits) / 2 & kMask;
+}
 TESSERA_HOST_DEVICE inline uint16_t BFloat16StateBitsOf(float x, int state,
                                                         uint32_t random) {
-  const uint32_t bits = state == 0   ? random & 0xffff
-                        : state == 1 ? random >> 16
-                                     : random >> 8 & 0xffff;
+  const uint32_t bits = BitsOfState<16>(state, random);
   const uint32_t rounded = (BitCast<uint32_t>(x) + bits) >> 16;
   return static_cast<uint16_t>(x == x ? rounded : 0x7fc0);
 }
 
-// Of masters. In float16 those below 2^-14 are counts of 2^-24: the exponent
-// says how many bits of the mantissa go.
+// Rounds masters. In float16 those below 2^-14 are counts of 2^-24: the
+// exponent says how many bits of the mantissa go.
 TESSERA_HOST_DEVICE inline uint16_t RandomFloat16BitsOf(float x,
                                                         uint32_t random) {
   const uint32_t bits = BitCast<uint32_t>(x);
@@ -148,9 +154,7 @@ TESSERA_HOST_DEVICE inline uint32_t Block8ExponentOf(uint32_t scale,
 // What of an element is cut to a code.
 TESSERA_HOST_DEVICE inline uint32_t Block8WordOf(float x, int state,
                                                  uint32_t random) {
-  const uint32_t bits = state == 0   ? random & 0xfffff
-                        : state == 1 ? random >> 12
-                                     : random >> 6 & 0xfffff;
+  const uint32_t bits = BitsOfState<20>(state, random);
   const auto word = BitCast<uint32_t>(x);
   return (word & 0x7fffffff) < 0x10000 ? word : word + bits;
 }

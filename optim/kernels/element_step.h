@@ -101,7 +101,7 @@ StepCoefficients DescentOf(const OptimizerOptions& options, int64_t step,
                            double scale);
 // Of a parameter's step, by its number in the model.
 uint64_t SeedOf(int64_t parameter, int64_t step);
-// Of the random bits of masters beside those of the states.
+// Makes the random bits of masters others than those of the states.
 inline constexpr uint64_t kMasterSeed = 0xd1b54a32d192ed03;
 
 enum class NumberType : uint8_t {

@@ -68,8 +68,8 @@ __attribute__((noinline)) void ToMasters(const float* from, int64_t number,
 
 // ---- block8.h
 
-// Of elements as words that are cut to codes. `largest`: of their magnitudes,
-// kBlock8LeastScale among them.
+// Cuts elements, which are words, to codes. `largest` is the largest of their
+// magnitudes and kBlock8LeastScale.
 template <bool kNonNegative>
 inline void ToBlock8(const float* from, uint32_t largest, char* to) {
   uint32_t scale = largest & 0x7f800000;

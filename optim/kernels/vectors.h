@@ -214,15 +214,20 @@ class RandomBits {
   Words lane_, x_, other_;
 };
 
-// What one of three states adds before it is cut to 16 bits. A NaN is
-// 0x7fc00000, and stays one.
+// The lower, the upper and the middle bits are one of three states' each.
+template <int kState, int kBits>
+inline Words BitsOfState(Words random) {
+  static_assert(kState < 3, "bits for three states");
+  constexpr uint32_t kMask = (1u << kBits) - 1;
+  return kState == 0   ? random & kMask
+         : kState == 1 ? random >> (32 - kBits)
+                       : random >> (32 - kBits) / 2 & kMask;
+}
+
+// What is cut to 16 bits then. A NaN is 0x7fc00000, and stays one.
 template <int kState>
 inline Words RandomlyUp(Vector x, Words random) {
-  static_assert(kState < 3, "bits for three states");
-  const Words bits = kState == 0   ? random & 0xffff
-                     : kState == 1 ? random >> 16
-                                   : random >> 8 & 0xffff;
-  return reinterpret_cast<Words>(x.x) + bits;
+  return reinterpret_cast<Words>(x.x) + BitsOfState<kState, 16>(random);
 }
 
 // A number of 2^-24 and less of those below 2^-14, in integers: the exponent
@@ -246,15 +251,11 @@ inline Halves RandomlyToFloat16(Floats x, Words random) {
   return __builtin_convertvector(half, Halves);
 }
 
-// What one of three states adds before it is cut to a code of 8 bits: 20 bits
-// are lost. What is next to nothing stays, and is told from zero by its upper
-// half.
+// What is cut to a code of 8 bits then: 20 bits are lost. What is next to
+// nothing stays, and is told from zero by its upper half.
 template <int kState>
 inline Words RandomlyUpToCode(Vector x, Words random) {
-  static_assert(kState < 3, "bits for three states");
-  const Words bits = kState == 0   ? random & 0xfffff
-                     : kState == 1 ? random >> 12
-                                   : random >> 6 & 0xfffff;
+  const Words bits = BitsOfState<kState, 20>(random);
   const Words word = reinterpret_cast<Words>(OneNan(x).x);
   return (word & 0x7fffffff) < 0x10000 ? word : word + bits;
 }
@@ -324,7 +325,7 @@ inline Vector UnpackHalves(Halves2 x, std::integer_sequence<int, kPlace...>) {
                        : 2 * kLanes + UnpackedFrom(kPlace, 8, kSecond))...))};
 }
 
-// Of words that are cut; `scale`: the upper half of its bits.
+// Cuts words to codes; `scale`: the upper half of its bits.
 template <bool kNonNegative>
 inline Bytes4 ToCodes(const Vector x[4], uint16_t scale) {
   constexpr std::make_integer_sequence<int, 2 * kLanes> kHalves;

@@ -47,8 +47,9 @@ struct FlatParameterOptions {
   std::optional<at::ScalarType> dtype;
   // Of sums over ranks; the working one if absent.
   std::optional<at::ScalarType> reduce_dtype;
-  // Of the step's gradient, in which micro-batches are added; that of steps
-  // if absent, or if these are not in float32. DeepSpeed's grad_accum_dtype.
+  // The step's gradient has it, and micro-batches are added in it; that of
+  // steps if absent, or if these are not in float32. DeepSpeed's
+  // grad_accum_dtype.
   std::optional<at::ScalarType> gradient_dtype;
   // Masters have the working dtype where that has 16 bits, and are that copy
   // itself; else they are float32. DeepSpeed's bf16_master_weights_and_grads.
@@ -103,7 +104,7 @@ FlatLayout LayoutOf(const std::vector<NamedParameter>& parameters,
 // What their operators compute with; of elements, never complex.
 at::ScalarType WorkingDtypeOf(const std::vector<NamedParameter>& parameters,
                               const FlatParameterOptions& options);
-// Of the masters of parameters of that dtype, of elements.
+// What masters of parameters of that dtype are kept in; of elements.
 at::ScalarType MasterDtypeOf(at::ScalarType parameters,
                              const FlatParameterOptions& options);
 // What masters of that dtype are stepped in.

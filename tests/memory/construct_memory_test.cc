@@ -1,5 +1,5 @@
-// A model of 1 GiB on four ranks, of which none ever holds more than its quarter
-// and 100 MB.
+// A model of 1 GiB on four ranks, of which none ever holds more than its
+// quarter and 100 MB.
 #include <torch/torch.h>
 
 #include <memory>
