@@ -4,10 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/layout/flat_buffer.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "checkpoint/dtype_names.h"
-#include "sharding/layout/flat_buffer.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

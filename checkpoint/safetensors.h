@@ -14,8 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/layout/layout.h"
 #include "checkpoint/exchange/safetensors_files.h"
-#include "sharding/layout/layout.h"
 
 namespace tessera {
 

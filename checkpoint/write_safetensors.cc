@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "checkpoint/dtype_names.h"
 #include "checkpoint/exchange/safetensors_header.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "base/torch/stream_point.h"
+#include "base/stream/stream_point.h"
 #include "comm/comm_thread.h"
 #include "comm/communicator.h"
 

@@ -28,7 +28,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "base/torch/stream_point.h"
+#include "base/stream/stream_point.h"
 #include "base/trace/exposed.h"
 #include "c10/core/Stream.h"
 #include "comm/communicator.h"

@@ -4,6 +4,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/torch/tensor_memory.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "engine/engine_impl.h"
 #include "engine/parts/catch_announced.h"
@@ -16,9 +18,7 @@
 #include "sharding/dispatch/saved_tensors.h"
 #include "sharding/dispatch/tag.h"
 #include "sharding/flat/registry.h"
-#include "sharding/layout/module_walk.h"
-#include "sharding/torch/tensor_memory.h"
-#include "sharding/torch/torch_scope.h"
+#include "sharding/partition/module_walk.h"
 #include "torch/nn/module.h"
 
 namespace tessera {

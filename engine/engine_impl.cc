@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch/device_ledger.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "base/trace/trace.h"
 #include "config/config_text.h"
@@ -19,7 +20,6 @@
 #include "engine/parts/rate_settings.h"
 #include "engine/parts/write_checks.h"
 #include "optim/kernels/shaped_states.h"
-#include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {

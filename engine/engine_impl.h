@@ -19,8 +19,8 @@
 #include "engine/observe/step_observer.h"
 #include "engine/parts/engine_parts.h"
 #include "engine/training/trainer.h"
-#include "sharding/layout/flat_plan.h"
-#include "sharding/layout/partition.h"
+#include "sharding/partition/flat_plan.h"
+#include "sharding/partition/partition.h"
 
 namespace tessera {
 

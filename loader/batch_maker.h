@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "base/torch/stream_point.h"
+#include "base/stream/stream_point.h"
 #include "data/sample_order.h"
 #include "loader/batch.h"
 #include "loader/block_pool.h"

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/torch/stream_uses.h"
+#include "base/stream/stream_uses.h"
 #include "base/torch_guard.h"
 #include "c10/core/StreamGuard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"

@@ -24,12 +24,12 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
+#include "base/torch/storage_access.h"
 #include "base/torch_guard.h"
 #include "comm/world/world.h"
 #include "sharding/dispatch/batch_norms.h"
 #include "sharding/dispatch/operator_watch.h"
 #include "sharding/flat/registry.h"
-#include "sharding/torch/storage_access.h"
 
 namespace tessera {
 namespace {

@@ -7,13 +7,13 @@
 #include "ATen/core/Tensor.h"
 #include "ATen/ops/empty.h"
 #include "base/status.h"
-#include "base/torch/side_stream.h"
-#include "base/torch/stream_point.h"
-#include "base/torch/stream_uses.h"
+#include "base/stream/side_stream.h"
+#include "base/stream/stream_point.h"
+#include "base/stream/stream_uses.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "c10/core/StreamGuard.h"
 #include "offload/tiered_buffer.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

@@ -11,8 +11,8 @@
 
 #include <cstdint>
 
+#include "base/layout/layout.h"
 #include "c10/core/ScalarType.h"
-#include "sharding/layout/layout.h"
 
 namespace tessera {
 

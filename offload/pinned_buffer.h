@@ -14,10 +14,10 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
+#include "base/layout/flat_buffer.h"
+#include "base/layout/layout.h"
 #include "base/memory/memory.h"
-#include "base/torch/stream_point.h"
-#include "sharding/layout/flat_buffer.h"
-#include "sharding/layout/layout.h"
+#include "base/stream/stream_point.h"
 
 namespace tessera {
 

@@ -37,12 +37,12 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/torch/stream_point.h"
+#include "base/layout/flat_buffer.h"
+#include "base/layout/layout.h"
+#include "base/stream/stream_point.h"
 #include "offload/disk/swap_file.h"
 #include "offload/element_format.h"
 #include "offload/pinned_buffer.h"
-#include "sharding/layout/flat_buffer.h"
-#include "sharding/layout/layout.h"
 
 namespace tessera {
 

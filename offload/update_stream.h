@@ -54,13 +54,13 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/layout/layout.h"
 #include "base/memory/memory.h"
-#include "base/torch/stream_point.h"
+#include "base/stream/stream_point.h"
 #include "comm/comm_promise.h"
 #include "comm/communicator.h"
 #include "offload/disk/swap_file.h"
 #include "offload/tiered_buffer.h"
-#include "sharding/layout/layout.h"
 
 namespace tessera {
 

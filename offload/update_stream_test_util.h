@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/layout/layout.h"
 #include "base/status_matchers.h"
 #include "comm/communicator.h"
 #include "gtest/gtest.h"
@@ -21,7 +22,6 @@
 #include "offload/disk/swap_test_util.h"
 #include "offload/tiered_buffer.h"
 #include "offload/update_stream.h"
-#include "sharding/layout/layout.h"
 
 namespace tessera {
 

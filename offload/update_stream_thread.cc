@@ -4,11 +4,11 @@
 
 #include "base/monotonic.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "base/trace/trace.h"
 #include "c10/core/GradMode.h"
 #include "offload/update_stream_unit.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "base/torch/stream_point.h"
+#include "base/stream/stream_point.h"
 #include "comm/comm_promise.h"
 #include "offload/disk/swap_file.h"
 #include "offload/tiered_buffer.h"

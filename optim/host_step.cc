@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "ATen/ops/empty.h"
+#include "base/layout/flat_buffer.h"
 #include "base/status.h"
-#include "base/torch/side_stream.h"
+#include "base/stream/side_stream.h"
 #include "base/torch/tensor_over.h"
 #include "base/trace/trace.h"
 #include "c10/core/StreamGuard.h"
 #include "optim/step_scalars.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 namespace {

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
-#include "base/torch/stream_point.h"
+#include "base/stream/stream_point.h"
 #include "offload/tiered_buffer.h"
 #include "offload/update_stream.h"
 #include "optim/unit_step.h"

@@ -10,13 +10,13 @@
 #include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "base/trace/trace.h"
 #include "offload/update_stream.h"
 #include "optim/custom/custom_optimizer.h"
 #include "optim/device_kernels.h"
 #include "optim/streamed_step.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 

@@ -5,7 +5,7 @@
 // StepElements (optim/kernels/element_step.h), where an element has the same
 // bits wherever it lies; a 16-bit working copy is written in the same pass.
 // AdamW of float64 goes to libtorch's fused kernel, which groups elements the
-// same way at every cut (sharding/layout/layout.h).
+// same way at every cut (base/layout/layout.h).
 //
 // With libtorch_exact all go through the operators that torch::optim::AdamW
 // calls (exp_avg.mul_().add_() and so on), one after the other, and have its

@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "optim/sharded_optimizer.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

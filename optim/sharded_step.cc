@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "base/trace/trace.h"
 #include "c10/core/DeviceGuard.h"
@@ -21,7 +22,6 @@
 #include "optim/gradients/non_finite.h"
 #include "optim/gradients/owned_gradients.h"
 #include "optim/norm/grad_norm.h"
-#include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {

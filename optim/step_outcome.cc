@@ -5,11 +5,11 @@
 
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
-#include "base/torch/stream_uses.h"
+#include "base/stream/stream_uses.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "c10/core/Event.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

@@ -8,10 +8,10 @@
 #include <memory>
 
 #include "ATen/core/Tensor.h"
+#include "base/layout/flat_buffer.h"
 #include "offload/tiered_buffer.h"
 #include "offload/update_stream.h"
 #include "optim/unit_step.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 

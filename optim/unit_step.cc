@@ -4,10 +4,10 @@
 
 #include "ATen/Parallel.h"
 #include "ATen/TensorIterator.h"
+#include "base/layout/flat_buffer.h"
 #include "base/torch/step_arithmetic.h"
 #include "c10/core/DeviceGuard.h"
 #include "optim/device_kernels.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 namespace {

@@ -11,13 +11,13 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_map.h"
+#include "base/layout/layout.h"
 #include "offload/element_format.h"
 #include "optim/kernels/block8.h"
 #include "optim/kernels/element_step.h"
 #include "optim/kernels/optimizer_options.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/flat_gradient.h"
-#include "sharding/layout/layout.h"
 
 namespace tessera {
 

@@ -13,11 +13,11 @@
 #include "ATen/ops/full.h"
 #include "ATen/ops/where.h"
 #include "ATen/ops/zeros.h"
+#include "base/layout/flat_buffer.h"
 #include "base/torch_guard.h"
 #include "optim/custom/custom_optimizer.h"
 #include "optim/step_scalars.h"
 #include "optim/unit_step.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 namespace {

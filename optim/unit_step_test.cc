@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/layout/layout.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "offload/element_format.h"
@@ -20,7 +21,6 @@
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"
 #include "sharding/gradient/flat_gradient.h"
-#include "sharding/layout/layout.h"
 
 namespace tessera {
 namespace {

@@ -118,6 +118,27 @@ def check_order(layers):
         above.add(name)
 
 
+def check_folders(layers):
+    """Yields a line for each top folder whose rooms lie above and below another's."""
+    below = {}
+    for name, words in layers.items():
+        for word in words:
+            for other in expand(word, layers):
+                below.setdefault(name.split("/")[0], set()).add(other.split("/")[0])
+
+    def reached(top):
+        seen, left = set(), [top]
+        while left:
+            new = below.get(left.pop(), set()) - seen - {top}
+            seen |= new
+            left.extend(new)
+        return seen
+    for top in below:
+        for other in sorted(reached(top)):
+            if top < other and top in reached(other):
+                yield "layers.txt: %s is above and below %s" % (top, other)
+
+
 def check_sizes(root, layers):
     """Yields a line for each room with too many files."""
     files = {}
@@ -131,7 +152,8 @@ def check_sizes(root, layers):
 
 
 def check_tree(root, layers):
-    faults = list(check_order(layers)) + list(check_sizes(root, layers))
+    faults = list(check_order(layers)) + list(check_folders(layers))
+    faults += check_sizes(root, layers)
     for path in sources(root):
         faults.extend(check_file(root, path, layers))
     return faults
@@ -195,6 +217,11 @@ class OnMadeUpTree(unittest.TestCase):
         self.assertEqual(
             ["layers.txt: a: b is not below it", "layers.txt: b: there is no c"],
             list(check_order({"a": ["b"], "b": ["a", "c"]})))
+
+    def test_above_and_below(self):
+        self.assertEqual(
+            ["layers.txt: a is above and below b"],
+            list(check_folders({"a/x": [], "b": ["a/x"], "a/y": ["b"]})))
 
     def test_too_many_files(self):
         files = {"low/f%d.h" % i: "" for i in range(MAX_FILES)}

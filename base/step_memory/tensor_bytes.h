@@ -5,7 +5,7 @@
 //   its deleter --> RemoveTensorBytes(slot), the same slot, whenever that is
 //
 // Slots are what a deleter can say without memory of its own: there is a
-// deleter for each (sharding/torch/counting_allocator.h). Two sets of them take
+// deleter for each (base/torch/counting_allocator.h). Two sets of them take
 // turns from step to step, so that what is older than a step is not taken for
 // its own.
 //

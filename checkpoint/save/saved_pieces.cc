@@ -9,9 +9,9 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "base/torch/tensor_over.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

@@ -9,9 +9,9 @@
 #include "absl/time/time.h"
 #include "base/monotonic.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "checkpoint/disk/folder.h"
 #include "checkpoint/format/data_file.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

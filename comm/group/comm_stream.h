@@ -10,7 +10,7 @@
 
 #include <optional>
 
-#include "base/torch/stream_point.h"
+#include "base/stream/stream_point.h"
 #include "c10/core/Device.h"
 #include "c10/core/StreamGuard.h"
 

@@ -8,6 +8,8 @@
 #include "absl/strings/str_join.h"
 #include "base/bits.h"
 #include "base/status.h"
+#include "base/torch/storage_access.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "engine/access/state_table.h"
 #include "engine/parts/exclusive_scope.h"
@@ -15,8 +17,6 @@
 #include "optim/kernels/shaped_states.h"
 #include "sharding/flat/pins.h"
 #include "sharding/flat/whole_values.h"
-#include "sharding/torch/storage_access.h"
-#include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {

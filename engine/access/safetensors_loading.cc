@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch/device_ledger.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "checkpoint/safetensors.h"
@@ -16,7 +17,6 @@
 #include "engine/access/safetensors_plan.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/setup/initial_sync.h"
-#include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {

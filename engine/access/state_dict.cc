@@ -7,11 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch/device_ledger.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/parts/write_checks.h"
 #include "sharding/flat/whole_values.h"
-#include "sharding/torch/torch_scope.h"
 #include "torch/nn/module.h"
 
 namespace tessera {

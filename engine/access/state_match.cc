@@ -12,7 +12,7 @@
 #include "base/crc32c.h"
 #include "base/status.h"
 #include "checkpoint/checkpoint.h"
-#include "sharding/layout/names.h"
+#include "sharding/partition/names.h"
 
 namespace tessera {
 

@@ -9,6 +9,7 @@
 #include "base/bits.h"
 #include "base/crc32c.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "checkpoint/checkpoint.h"
 #include "engine/access/own_values.h"
 #include "engine/access/state_table.h"
@@ -16,7 +17,6 @@
 #include "optim/custom/custom_optimizer.h"
 #include "optim/kernels/block8.h"
 #include "optim/kernels/option_names.h"
-#include "sharding/torch/torch_scope.h"
 #include "torch/version.h"
 
 namespace tessera {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/together.h"
@@ -19,7 +20,6 @@
 #include "engine/access/training_state.h"
 #include "optim/kernels/option_names.h"
 #include "optim/kernels/shaped_states.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

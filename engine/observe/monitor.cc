@@ -4,8 +4,8 @@
 
 #include "ATen/ops/_to_copy.h"
 #include "absl/types/span.h"
+#include "base/torch/torch_scope.h"
 #include "monitor/histogram.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 

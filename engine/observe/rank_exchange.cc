@@ -5,8 +5,8 @@
 
 #include "ATen/ops/empty.h"
 #include "absl/types/span.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 

@@ -14,7 +14,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
-#include "base/torch/stream_point.h"
+#include "base/stream/stream_point.h"
 #include "comm/communicator.h"
 #include "engine/observe/step_record.h"
 

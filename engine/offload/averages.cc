@@ -1,12 +1,12 @@
 #include "engine/offload/averages.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/layout/flat_buffer.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "engine/parts/exclusive_scope.h"
 #include "offload/tiered_buffer.h"
-#include "sharding/layout/flat_buffer.h"
-#include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {

@@ -6,10 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/setup/tiers.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

@@ -15,8 +15,8 @@
 #include "optim/custom/custom_optimizer.h"
 #include "optim/kernels/element_step.h"
 #include "optim/kernels/option_names.h"
-#include "sharding/layout/module_walk.h"
-#include "sharding/layout/names.h"
+#include "sharding/partition/module_walk.h"
+#include "sharding/partition/names.h"
 #include "torch/nn/module.h"
 
 namespace tessera {

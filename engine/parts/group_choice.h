@@ -14,8 +14,8 @@
 #include "engine/parts/engine_types.h"
 #include "optim/kernels/optimizer_options.h"
 #include "optim/parameter_groups.h"
-#include "sharding/layout/flat_plan.h"
-#include "sharding/layout/partition.h"
+#include "sharding/partition/flat_plan.h"
+#include "sharding/partition/partition.h"
 
 namespace torch::nn {
 class Module;

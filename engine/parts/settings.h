@@ -17,8 +17,8 @@
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"
 #include "sharding/gradient/gradients.h"
-#include "sharding/layout/flat_plan.h"
-#include "sharding/layout/partition.h"
+#include "sharding/partition/flat_plan.h"
+#include "sharding/partition/partition.h"
 #include "sharding/recompute/recomputed_units.h"
 
 namespace tessera {

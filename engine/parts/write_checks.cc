@@ -7,10 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "comm/all_gather_values.h"
 #include "sharding/flat/placed_writes.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

@@ -13,7 +13,7 @@
 #include "engine/parts/settings.h"
 #include "engine/plan/plan.h"
 #include "optim/parameter_groups.h"
-#include "sharding/layout/partition.h"
+#include "sharding/partition/partition.h"
 #include "sharding/trace/trace.h"
 
 namespace tessera {

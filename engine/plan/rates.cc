@@ -13,10 +13,10 @@
 #include "base/memory/memory.h"
 #include "base/monotonic.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "comm/all_gather_values.h"
 #include "comm/shard_server.h"
 #include "engine/setup/tiers.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

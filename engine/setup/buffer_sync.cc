@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/layout/flat_buffer.h"
 #include "base/status.h"
-#include "sharding/layout/flat_buffer.h"
-#include "sharding/torch/torch_scope.h"
+#include "base/torch/torch_scope.h"
 #include "torch/nn/module.h"
 
 namespace tessera {

@@ -4,12 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
+#include "base/layout/flat_buffer.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "comm/all_gather_values.h"
 #include "sharding/construct/construction.h"
-#include "sharding/layout/flat_buffer.h"
-#include "sharding/torch/torch_scope.h"
 #include "torch/nn/module.h"
 
 namespace tessera {

@@ -12,7 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
-#include "sharding/layout/partition.h"
+#include "sharding/partition/partition.h"
 
 namespace tessera {
 

@@ -5,8 +5,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "base/status.h"
-#include "sharding/layout/module_walk.h"
-#include "sharding/layout/names.h"
+#include "sharding/partition/module_walk.h"
+#include "sharding/partition/names.h"
 #include "torch/nn/module.h"
 
 namespace tessera {

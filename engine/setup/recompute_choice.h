@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "sharding/layout/partition.h"
+#include "sharding/partition/partition.h"
 
 namespace tessera {
 

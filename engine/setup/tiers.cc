@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/layout/flat_buffer.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 namespace {

@@ -19,7 +19,7 @@
 #include "offload/tiered_buffer.h"
 #include "offload/update_stream.h"
 #include "sharding/copy/flat_description.h"
-#include "sharding/layout/flat_plan.h"
+#include "sharding/partition/flat_plan.h"
 
 namespace tessera {
 

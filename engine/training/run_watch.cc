@@ -6,13 +6,13 @@
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "base/torch/grad_access.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "c10/core/Event.h"
 #include "c10/core/ScalarType.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "optim/gradients/non_finite.h"
-#include "sharding/torch/grad_access.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

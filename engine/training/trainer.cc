@@ -8,6 +8,7 @@
 #include "base/memory/heap.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "base/trace/trace.h"
 #include "comm/all_gather_values.h"
@@ -19,8 +20,7 @@
 #include "offload/update_stream.h"
 #include "sharding/dispatch/saved_tensors.h"
 #include "sharding/gradient/nested_graphs.h"
-#include "sharding/layout/module_walk.h"
-#include "sharding/torch/torch_scope.h"
+#include "sharding/partition/module_walk.h"
 #include "torch/nn/module.h"
 
 namespace tessera {

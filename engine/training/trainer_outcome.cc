@@ -31,12 +31,12 @@
 #include "ATen/ops/where.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/parts/learning_rate.h"
 #include "engine/training/trainer.h"
 #include "offload/update_stream.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 

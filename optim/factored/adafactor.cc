@@ -19,9 +19,9 @@
 #include "ATen/ops/tensor.h"
 #include "ATen/ops/where.h"
 #include "ATen/ops/zeros.h"
+#include "base/layout/flat_buffer.h"
 #include "base/status.h"
 #include "optim/factored/boxes.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 namespace {

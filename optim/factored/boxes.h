@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "sharding/layout/layout.h"
+#include "base/layout/layout.h"
 
 namespace tessera {
 

@@ -12,9 +12,9 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
+#include "base/layout/flat_buffer.h"
 #include "optim/kernels/element_step.h"
 #include "sharding/flat/flat_parameter.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 

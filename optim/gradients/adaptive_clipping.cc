@@ -19,11 +19,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "optim/gradients/owned_gradients.h"
 #include "optim/norm/block_powers.h"
 #include "optim/norm/grad_norm.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

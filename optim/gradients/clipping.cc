@@ -11,9 +11,9 @@
 #include "ATen/ops/where.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "optim/gradients/owned_gradients.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

@@ -12,9 +12,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "optim/gradients/owned_gradients.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

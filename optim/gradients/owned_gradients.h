@@ -16,9 +16,9 @@
 
 #include "ATen/core/Tensor.h"
 #include "ATen/ops/view_as_complex.h"
+#include "base/layout/layout.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/flat_gradient.h"
-#include "sharding/layout/layout.h"
 
 namespace tessera {
 

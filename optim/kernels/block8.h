@@ -20,7 +20,7 @@
 // 2^128 is all NaN: the codes of 1, and NaN as the scale. Zero bytes are zeros.
 //
 // Blocks begin at multiples of 64 elements of a storage, and ranks own whole
-// blocks (sharding/layout/layout.h), so they are the same at every world size.
+// blocks (base/layout/layout.h), so they are the same at every world size.
 //
 // Source of the method: Dettmers et al., "8-bit Optimizers via Block-wise
 // Quantization", 2022; of floating-point codes relative to a block: Peng et

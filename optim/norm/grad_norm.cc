@@ -13,8 +13,8 @@
 #include "base/bits.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "optim/norm/block_powers.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

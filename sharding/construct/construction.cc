@@ -21,13 +21,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
 #include "base/check.h"
+#include "base/layout/flat_buffer.h"
 #include "base/status.h"
+#include "base/torch/storage_access.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "comm/all_gather_values.h"
-#include "sharding/layout/flat_buffer.h"
-#include "sharding/layout/module_walk.h"
-#include "sharding/torch/storage_access.h"
-#include "sharding/torch/torch_scope.h"
+#include "sharding/partition/module_walk.h"
 #include "torch/nn/module.h"
 
 namespace tessera {
@@ -190,7 +190,8 @@ absl::Status Construction::Restore(Evictable* memory, const Storage& storage,
           "ConstructSharded: the ranks construct different values, first seen "
           "in ",
           node.what,
-          ", of which each keeps a part; give all ranks the same seed before, and let "
+          ", of which each keeps a part; give all ranks the same seed before, "
+          "and let "
           "nothing that is written there depend on the rank"));
       comm_->Announce(status);  // on some ranks it may be as it was
     }
@@ -281,7 +282,8 @@ absl::Status Construction::CheckSameOnAllRanks() {
         "ConstructSharded: ranks 0 and ", rank,
         " construct different values, first in ",
         at < mine.size() ? mine[at].second : "what one of them has more of",
-        "; give all ranks the same seed before, and let the constructor not depend on "
+        "; give all ranks the same seed before, and let the constructor not "
+        "depend on "
         "the rank"));
   }
   return absl::OkStatus();

@@ -37,10 +37,10 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "base/memory/memory.h"
+#include "base/torch/tensor_memory.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
 #include "comm/communicator.h"
 #include "sharding/construct/evictable.h"
-#include "sharding/torch/tensor_memory.h"
 
 namespace torch::nn {
 class Module;

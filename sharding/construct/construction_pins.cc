@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
 #include "base/status.h"
+#include "base/torch/storage_access.h"
 #include "base/torch_guard.h"
 #include "sharding/construct/construction.h"
-#include "sharding/torch/storage_access.h"
 
 namespace tessera {
 

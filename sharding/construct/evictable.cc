@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/memory/memory.h"
-#include "sharding/torch/storage_access.h"
+#include "base/torch/storage_access.h"
 
 namespace tessera {
 namespace {

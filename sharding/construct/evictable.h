@@ -18,9 +18,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/memory/write_faults.h"
+#include "base/torch/tensor_memory.h"
 #include "c10/core/StorageImpl.h"
-#include "sharding/torch/tensor_memory.h"
-#include "sharding/torch/write_faults.h"
 
 namespace tessera {
 

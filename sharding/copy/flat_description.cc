@@ -4,10 +4,10 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "base/check.h"
+#include "base/layout/flat_buffer.h"
 #include "base/step_memory/step_memory.h"
 #include "c10/core/StorageImpl.h"
 #include "offload/update_stream.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,7 @@
 // dtypes and the groups of ranks.
 //
 //   flat     [ w1 ..| b1 .| w2 ....|....]   P elements
-//                                           (sharding/layout/layout.h)
+//                                           (base/layout/layout.h)
 //   owned    flat[r*S, (r+1)*S)             what this rank's optimizer updates
 //                                           (all of flat where states are
 //                                           whole)
@@ -23,11 +23,11 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "base/layout/layout.h"
 #include "comm/communicator.h"
 #include "offload/tiered_buffer.h"
 #include "sharding/copy/served_gathers.h"
-#include "sharding/layout/layout.h"
-#include "sharding/layout/named_parameter.h"
+#include "sharding/partition/named_parameter.h"
 
 namespace tessera {
 
@@ -131,7 +131,7 @@ class FlatDescription {
   };
 
   // REQUIRES: `params` is not empty, of one dtype and device, dense and not
-  // overlapping (sharding/layout/partition.h sees to that).
+  // overlapping (sharding/partition/partition.h sees to that).
   FlatDescription(std::string name, std::vector<NamedParameter> params,
                   const FlatParameterOptions& options,
                   std::shared_ptr<Communicator> comm);

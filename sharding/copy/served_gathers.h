@@ -19,9 +19,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "base/layout/flat_buffer.h"
 #include "comm/communicator.h"
 #include "comm/shard_server.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 

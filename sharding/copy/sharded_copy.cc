@@ -5,13 +5,13 @@
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "base/torch/side_stream.h"
-#include "base/torch/stream_point.h"
+#include "base/stream/side_stream.h"
+#include "base/stream/stream_point.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "c10/core/StreamGuard.h"
 #include "comm/comm_thread.h"
 #include "offload/update_stream.h"
-#include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/graph_task.h"
 
 namespace tessera {

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "sharding/torch/torch_scope.h"
+#include "base/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

@@ -9,8 +9,8 @@
 
 #include <memory>
 
+#include "base/memory/write_faults.h"
 #include "sharding/copy/working_copy.h"
-#include "sharding/torch/write_faults.h"
 
 namespace tessera {
 

@@ -29,10 +29,10 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/layout/flat_buffer.h"
 #include "comm/communicator.h"
 #include "offload/tiered_buffer.h"
 #include "sharding/copy/flat_description.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 

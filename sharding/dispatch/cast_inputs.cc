@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "base/torch/storage_access.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/registry.h"
-#include "sharding/torch/storage_access.h"
 
 namespace tessera {
 namespace {

@@ -3,8 +3,8 @@
 #include <atomic>
 #include <utility>
 
+#include "base/torch/torch_scope.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

@@ -9,13 +9,13 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "base/torch/storage_access.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "c10/core/StorageImpl.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/pins.h"
 #include "sharding/flat/registry.h"
-#include "sharding/torch/storage_access.h"
-#include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {

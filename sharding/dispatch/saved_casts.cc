@@ -10,10 +10,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
+#include "base/torch/torch_scope.h"
+#include "base/torch/version_error.h"
 #include "c10/core/StorageImpl.h"
 #include "sharding/flat/registry.h"
-#include "sharding/torch/torch_scope.h"
-#include "sharding/torch/version_error.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

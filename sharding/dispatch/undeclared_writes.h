@@ -2,7 +2,7 @@
 // a parameter although its schema says of all that it writes, and not of that
 // one. The engine believes the schema: such a write is lost when the unit is
 // freed, or faults where ranks share the working copy
-// (sharding/torch/write_faults.h). Compares the bytes of before and after.
+// (base/memory/write_faults.h). Compares the bytes of before and after.
 #ifndef SHARDING_DISPATCH_UNDECLARED_WRITES_H_
 #define SHARDING_DISPATCH_UNDECLARED_WRITES_H_
 

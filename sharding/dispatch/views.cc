@@ -3,7 +3,7 @@
 // since it gets its source's keys. (Those that may copy instead, such as
 // reshape, go to the fallback like any other:
 // sharding/dispatch/operator_info.h.)
-#include "sharding/torch/torch_scope.h"
+#include "base/torch/torch_scope.h"
 #include "torch/library.h"
 
 namespace tessera {

@@ -6,9 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/trace/trace.h"
 #include "offload/update_stream.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 

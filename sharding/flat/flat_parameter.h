@@ -1,8 +1,8 @@
 // FlatParameter ("flat" for short): parameters that are gathered, freed and
 // reduced together: one flat buffer of one dtype. What users configure and what
-// messages name is the unit (sharding/layout/partition.h); most units are one
-// flat, and a flat has its unit's name, with more words where there are several
-// (sharding/layout/flat_plan.h).
+// messages name is the unit (sharding/partition/partition.h); most units are
+// one flat, and a flat has its unit's name, with more words where there are
+// several (sharding/partition/flat_plan.h).
 //
 //   working  the values that operators compute with
 //            (sharding/copy/working_copy.h: whole always, or when used)
@@ -40,8 +40,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "base/torch/stream_point.h"
-#include "base/torch/stream_uses.h"
+#include "base/layout/flat_buffer.h"
+#include "base/stream/stream_point.h"
+#include "base/stream/stream_uses.h"
 #include "comm/communicator.h"
 #include "offload/tiered_buffer.h"
 #include "sharding/copy/flat_description.h"
@@ -49,8 +50,7 @@
 #include "sharding/flat/flat_storages.h"
 #include "sharding/flat/placed_writes.h"
 #include "sharding/flat/schedule.h"
-#include "sharding/layout/flat_buffer.h"
-#include "sharding/layout/named_parameter.h"
+#include "sharding/partition/named_parameter.h"
 
 namespace tessera {
 

@@ -3,12 +3,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch/storage_access.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/registry.h"
 #include "sharding/flat/whole_values.h"
-#include "sharding/torch/storage_access.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

@@ -4,12 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "base/torch/stream_uses.h"
+#include "base/stream/stream_uses.h"
+#include "base/torch/storage_access.h"
 #include "base/torch_guard.h"
 #include "c10/core/DeviceGuard.h"
 #include "c10/core/StorageImpl.h"
 #include "sharding/construct/construction.h"
-#include "sharding/torch/storage_access.h"
 
 namespace tessera {
 

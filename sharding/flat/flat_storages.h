@@ -17,8 +17,8 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
+#include "base/layout/flat_buffer.h"
 #include "sharding/copy/flat_description.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/bits.h"
-#include "sharding/torch/torch_scope.h"
+#include "base/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

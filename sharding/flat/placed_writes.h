@@ -23,8 +23,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "base/layout/flat_buffer.h"
 #include "sharding/copy/flat_description.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 

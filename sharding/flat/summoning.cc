@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "sharding/flat/pins.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 

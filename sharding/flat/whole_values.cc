@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "sharding/torch/torch_scope.h"
+#include "base/torch/torch_scope.h"
 
 namespace tessera {
 

@@ -6,8 +6,8 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/layout/flat_buffer.h"
 #include "sharding/copy/flat_description.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 

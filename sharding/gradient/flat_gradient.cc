@@ -15,8 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "base/stream/stream_uses.h"
 #include "base/torch/divide.h"
-#include "base/torch/stream_uses.h"
 #include "offload/update_stream.h"
 #include "sharding/flat/whole_values.h"
 

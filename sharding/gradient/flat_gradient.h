@@ -43,11 +43,11 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/layout/flat_buffer.h"
 #include "c10/core/Allocator.h"
 #include "offload/tiered_buffer.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/lendable_flat.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 

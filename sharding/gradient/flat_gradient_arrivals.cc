@@ -19,7 +19,7 @@
 
 #include "ATen/ops/_foreach_copy.h"
 #include "base/status.h"
-#include "base/torch/stream_uses.h"
+#include "base/stream/stream_uses.h"
 #include "sharding/gradient/flat_gradient.h"
 
 namespace tessera {

@@ -10,7 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_set.h"
-#include "sharding/torch/torch_scope.h"
+#include "base/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

@@ -22,9 +22,9 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/synchronization/mutex.h"
+#include "base/torch/tensor_memory.h"
 #include "sharding/gradient/flat_gradient.h"
 #include "sharding/gradient/gradient_forecast.h"
-#include "sharding/torch/tensor_memory.h"
 
 namespace tessera {
 

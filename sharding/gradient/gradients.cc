@@ -20,10 +20,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch/tensor_memory.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "sharding/dispatch/saved_tensors.h"
-#include "sharding/torch/tensor_memory.h"
-#include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/function_hook.h"
 #include "torch/csrc/autograd/graph_task.h"
 #include "torch/csrc/autograd/variable.h"

@@ -44,13 +44,13 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "base/torch/stream_uses.h"
+#include "base/stream/stream_uses.h"
+#include "base/torch/grad_access.h"
 #include "comm/communicator.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/flat_gradient.h"
 #include "sharding/gradient/gradient_places.h"
 #include "sharding/gradient/reduction.h"
-#include "sharding/torch/grad_access.h"
 
 namespace tessera {
 
@@ -225,7 +225,7 @@ class Gradients {
   std::shared_ptr<Communicator> comm_;
   std::vector<std::unique_ptr<FlatGradient>> flats_;
   // By flat and parameter: who asked for .grad(), to change it too, since the
-  // last Run (sharding/torch/grad_access.h); null where nobody counts.
+  // last Run (base/torch/grad_access.h); null where nobody counts.
   std::vector<std::vector<GradAccesses*>> accesses_;
   absl::Mutex mutex_;  // hooks against each other
   const GradientOptions options_;

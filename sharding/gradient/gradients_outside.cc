@@ -17,10 +17,10 @@
 #include "ATen/ops/any.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch/grad_access.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "sharding/gradient/gradients.h"
-#include "sharding/torch/grad_access.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

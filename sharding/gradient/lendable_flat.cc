@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
-#include "sharding/torch/tensor_memory.h"
+#include "base/torch/tensor_memory.h"
 
 namespace tessera {
 namespace {

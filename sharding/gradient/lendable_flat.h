@@ -16,9 +16,9 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
+#include "base/layout/flat_buffer.h"
 #include "c10/core/Allocator.h"
 #include "sharding/flat/flat_parameter.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 

@@ -16,9 +16,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/layout/flat_buffer.h"
 #include "sharding/flat/sum_over_ranks.h"
 #include "sharding/gradient/flat_gradient.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/torch/version_error.h"
 #include "base/torch_guard.h"
 #include "sharding/flat/registry.h"
-#include "sharding/torch/version_error.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "ATen/ops/empty.h"
-#include "sharding/torch/torch_scope.h"
+#include "base/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {

@@ -13,9 +13,9 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/torch/torch_scope.h"
+#include "base/torch/version_error.h"
 #include "base/torch_guard.h"
-#include "sharding/torch/torch_scope.h"
-#include "sharding/torch/version_error.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {

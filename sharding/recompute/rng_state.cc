@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "sharding/torch/torch_scope.h"
+#include "base/torch/torch_scope.h"
 
 namespace tessera {
 

@@ -1,7 +1,7 @@
 // CountedTensors: what libtorch's CPU allocator holds, as it was asked for: the
 // truth that a trace is compared with. For tests; from its first use on an
 // allocator of ours stands before libtorch's. Use it before anything installs
-// sharding/torch/tensor_memory.h, whose memory it would count, too.
+// base/torch/tensor_memory.h, whose memory it would count, too.
 //
 // Threads: any.
 #ifndef SHARDING_TRACE_COUNTED_TENSORS_H_

@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "base/torch/storage_access.h"
 #include "c10/core/CPUAllocator.h"
-#include "sharding/torch/storage_access.h"
 
 namespace tessera {
 namespace {

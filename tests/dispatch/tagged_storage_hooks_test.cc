@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "sharding/torch/grad_access.h"
+#include "base/torch/grad_access.h"
 #include "tests/dispatch/tagged_storage_util.h"
 #include "torch/csrc/autograd/function_hook.h"
 #include "torch/csrc/autograd/variable.h"

@@ -15,10 +15,10 @@
 #include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
+#include "base/torch/tensor_memory.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
-#include "sharding/torch/tensor_memory.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/training.h"
 

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/layout/flat_buffer.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
@@ -18,7 +19,6 @@
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sharding/layout/flat_buffer.h"
 #include "testing/device/test_device.h"
 #include "tests/support/rank_pool.h"
 

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "base/memory/ledger.h"
 #include "base/status_matchers.h"
-#include "base/torch/stream_point.h"
+#include "base/stream/stream_point.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/device/test_device.h"

@@ -8,7 +8,7 @@
 
 #include "engine/parts/settings.h"
 #include "engine/plan/replay/planned_memory.h"
-#include "sharding/layout/flat_plan.h"
+#include "sharding/partition/flat_plan.h"
 
 namespace tessera {
 

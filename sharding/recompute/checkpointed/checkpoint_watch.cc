@@ -4,11 +4,11 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/torch/storage_access.h"
 #include "base/torch_guard.h"
 #include "sharding/flat/registry.h"
 #include "sharding/recompute/checkpointed/stack_tensors.h"
 #include "sharding/recompute/checkpointed/tensor_copies.h"
-#include "sharding/torch/storage_access.h"
 
 namespace tessera {
 

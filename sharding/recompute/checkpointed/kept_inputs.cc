@@ -19,12 +19,12 @@
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
 #include "base/status.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/all_gather_values.h"
 #include "comm/communicator.h"
 #include "sharding/flat/registry.h"
-#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "base/torch/torch_scope.h"
 #include "sharding/recompute/checkpointed/stack_tensors.h"
 #include "sharding/recompute/matmul_operators.h"
-#include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {

@@ -10,9 +10,9 @@
 #include "ATen/ATen.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/torch/torch_scope.h"
 #include "sharding/flat/registry.h"
 #include "sharding/recompute/checkpointed/tensor_copies.h"
-#include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {

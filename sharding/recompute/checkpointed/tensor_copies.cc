@@ -5,7 +5,7 @@
 
 #include "ATen/ATen.h"
 #include "base/bits.h"
-#include "sharding/torch/torch_scope.h"
+#include "base/torch/torch_scope.h"
 #include "torch/csrc/autograd/functions/basic_ops.h"
 #include "torch/csrc/autograd/variable.h"
 

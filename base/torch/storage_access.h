@@ -1,0 +1,42 @@
+// What the engine does to libtorch's StorageImpl and TensorImpl beyond their
+// public interfaces, all in one place.
+#ifndef BASE_TORCH_STORAGE_ACCESS_H_
+#define BASE_TORCH_STORAGE_ACCESS_H_
+
+#include <string>
+
+#include "ATen/core/Tensor.h"
+
+namespace tessera {
+
+// Puts the tag (kTagKey) on a tensor, so that operators that receive it reach
+// the fallback; takes it off.
+void AddTag(const at::Tensor& tensor);
+void RemoveTag(const at::Tensor& tensor);
+bool HasTag(const at::Tensor& tensor);
+
+// Puts a leaf over another storage, with another dtype; sizes, strides and
+// history stay.
+void SetStorage(const at::Tensor& tensor,
+                const c10::intrusive_ptr<c10::StorageImpl>& storage,
+                at::ScalarType dtype);
+
+// Points the storage at `data`, which it does not own. Its nbytes stay.
+void PointStorage(c10::StorageImpl* storage, void* data, at::Device device);
+
+// Takes the memory away: nbytes stay (views can be made, sizes read), and any
+// access to the data throws `error`, in release builds too.
+void UnpointStorage(c10::StorageImpl* storage, std::string error,
+                    at::Device device);
+
+// The same again, with the error of last time; costs no allocation.
+void UnpointStorageAgain(c10::StorageImpl* storage, at::Device device);
+
+// While hidden a storage keeps its memory, but an access throws what the last
+// UnpointStorage was given. Costs two stores. PointStorage shows it too.
+void HideStorage(c10::StorageImpl* storage);
+void HideStorageSaying(c10::StorageImpl* storage, std::string error);
+void ShowStorage(c10::StorageImpl* storage);
+
+}  // namespace tessera
+#endif  // BASE_TORCH_STORAGE_ACCESS_H_

@@ -1,0 +1,30 @@
+// TorchScope: the thread-local state under which the engine's own tensor work
+// runs when it is called from inside the dispatcher, a hook or a user's thread:
+// tags not seen, no autograd, no autocast, no inference mode, no forward AD. Of
+// the user's state nothing may leak in (an inference-mode buffer, a cast
+// gradient), and our work must not be seen by our own fallback.
+#ifndef BASE_TORCH_TORCH_SCOPE_H_
+#define BASE_TORCH_TORCH_SCOPE_H_
+
+#include "ATen/core/grad_mode.h"
+#include "c10/core/AutogradState.h"
+#include "c10/core/InferenceMode.h"
+#include "c10/core/impl/LocalDispatchKeySet.h"
+
+namespace tessera {
+
+// The dispatch key that tags carry. Nobody else uses it; a second library that
+// registers a fallback for it is refused by libtorch when it is loaded.
+inline constexpr c10::DispatchKey kTagKey = c10::DispatchKey::DeferredInit;
+
+class TorchScope {
+ private:
+  c10::InferenceMode no_inference_{false};
+  at::NoGradGuard no_grad_;
+  c10::AutoFwGradMode no_forward_ad_{false};
+  c10::impl::ExcludeDispatchKeyGuard exclude_{
+      c10::autocast_dispatch_keyset.add(kTagKey)};
+};
+
+}  // namespace tessera
+#endif  // BASE_TORCH_TORCH_SCOPE_H_
