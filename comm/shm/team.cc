@@ -10,6 +10,8 @@
 #include <climits>
 #include <utility>
 
+#include "base/env.h"
+#include "base/log.h"
 #include "base/monotonic.h"
 
 namespace tessera::shm {
@@ -26,6 +28,15 @@ int CoresOfThisProcess() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
   return CPU_COUNT(&set);
+}
+
+int SpinsOf(int ranks) {
+  const auto spin = EnvBool("TESSERA_SPIN");
+  if (!spin.ok()) TESSERA_LOG(WARNING) << spin.status().message();
+  const bool each_has_a_core = ranks <= CoresOfThisProcess();
+  return spin.value_or(std::nullopt).value_or(each_has_a_core)
+             ? kSpins
+             : kSpinsOnBusyCores;
 }
 
 // Says to the processor that this is a loop of waiting.
@@ -62,7 +73,7 @@ Team::Team(int rank, std::vector<Member> members, int64_t heap_bytes)
     : rank_(rank),
       members_(std::move(members)),
       heap_bytes_(heap_bytes),
-      spins_(size() <= CoresOfThisProcess() ? kSpins : kSpinsOnBusyCores),
+      spins_(SpinsOf(size())),
       waits_(members_.size()) {}
 
 int64_t Team::OffsetInHeap(const void* place, int64_t bytes) const {
