@@ -132,8 +132,8 @@ absl::Status GlooCommunicator::AddInRankOrder(
   for (int r = 0; r < world_size(); ++r) {
     sources.push_back((r == rank() ? own : received[r]).const_data_ptr());
   }
-  shm::ReduceInOrder(type, shm::ReduceOp::kSum, out.mutable_data_ptr(),
-                     sources.data(), world_size(), own.numel());
+  ReduceInOrder(type, ReduceOp::kSum, out.mutable_data_ptr(), sources.data(),
+                world_size(), own.numel());
   return absl::OkStatus();
 }
 

@@ -46,7 +46,7 @@ struct SlicedCall {
   uint32_t signature = 0;  // of Call
   shm::Op op = shm::Op::kAllReduce;
   int root = 0;
-  shm::ElementType type = shm::ElementType::kUInt8;
+  ElementType type = ElementType::kUInt8;
   char* data = nullptr;  // the whole tensor
   std::vector<OwnedSlice> slices;
 };

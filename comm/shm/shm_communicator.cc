@@ -129,14 +129,14 @@ absl::Status ShmCommunicator::DoReduceScatter(const Call& call,
   TESSERA_ASSIGN_OR_RETURN(const auto type, ElementTypeOf(whole.scalar_type()));
   // In one pass; of 16-bit elements an average would be rounded only once.
   const bool averages =
-      divisor == world_size() && (type == shm::ElementType::kFloat32 ||
-                                  type == shm::ElementType::kFloat64);
-  TESSERA_RETURN_IF_ERROR(RunWatched(call, [&](shm::Collectives& all,
-                                               const std::string& what) {
-    return all.ReduceScatter(
-        what, type, averages ? shm::ReduceOp::kAverage : shm::ReduceOp::kSum,
-        whole.const_data_ptr(), shard.mutable_data_ptr(), shard.numel());
-  }));
+      divisor == world_size() &&
+      (type == ElementType::kFloat32 || type == ElementType::kFloat64);
+  TESSERA_RETURN_IF_ERROR(
+      RunWatched(call, [&](shm::Collectives& all, const std::string& what) {
+        return all.ReduceScatter(
+            what, type, averages ? ReduceOp::kAverage : ReduceOp::kSum,
+            whole.const_data_ptr(), shard.mutable_data_ptr(), shard.numel());
+      }));
   if (!averages) DivideBy(shard, divisor);
   return absl::OkStatus();
 }
