@@ -55,7 +55,7 @@ LAYERS = {
     "sharding/trace/operators": ["base/..."],
     "sharding/trace": ["base/...", "sharding/dispatch", "sharding/trace/operators"],
     "nn": ["base/...", "comm", "comm/world", "sharding/dispatch", "sharding/flat"],
-    "sharding/gradient": ["base/...", "comm", "sharding/flat", "sharding/dispatch", "offload", "offload/disk"],
+    "sharding/gradient": ["base/...", "comm", "sharding/copy", "sharding/flat", "sharding/dispatch", "offload", "offload/disk"],
     "optim/norm": ["base/..."],
     "optim/kernels": ["base/..."],
     "optim/custom": ["base/...", "optim/kernels"],
