@@ -38,10 +38,12 @@
 #include "base/torch_guard.h"
 #include "benchmarks/bare_copy.h"
 #include "benchmarks/flag_checks.h"
-#include "comm/gloo/gloo_communicator.h"
+#include "comm/gloo/gloo_transport.h"
+#include "comm/group/group_communicator.h"
 #include "comm/shard_server.h"
 #include "comm/shm/map_peers.h"
-#include "comm/shm/shm_communicator.h"
+#include "comm/shm/shm_transport.h"
+#include "comm/watch/failure_domain.h"
 #include "comm/world/world.h"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -109,6 +111,21 @@ Body OverCommunicator(std::shared_ptr<Communicator> comm) {
   };
 }
 
+template <typename Options, typename Connect>
+absl::StatusOr<Body> OverTransport(const StorePtr& store, const World& world,
+                                   const Connect& connect) {
+  Options options;
+  options.rank = world.rank();
+  options.world_size = world.world_size();
+  TESSERA_ASSIGN_OR_RETURN(
+      options.domain, FailureDomain::Join(store, options, /*same_host=*/true));
+  TESSERA_ASSIGN_OR_RETURN(auto transport, connect(store, options));
+  TESSERA_ASSIGN_OR_RETURN(
+      auto comm, GroupCommunicator::Create(options, {}, options.domain,
+                                           std::move(transport)));
+  return OverCommunicator(std::move(comm));
+}
+
 Body OverGloo(const StorePtr& store, int rank, int size) {
   auto options = c10d::ProcessGroupGloo::Options::create();
   options->devices.push_back(
@@ -153,17 +170,13 @@ absl::StatusOr<Backend> MakeBackend(const std::string& name, StorePtr store,
   store = c10::make_intrusive<c10d::PrefixStore>(name, store);
   if (name == "shm" || name == "shm_staged") {
     backend.counted_memory = name == "shm";
-    GroupOptions options;
-    options.rank = rank;
-    options.world_size = size;
-    TESSERA_ASSIGN_OR_RETURN(auto comm, MakeShmCommunicator(store, options));
-    backend.run = OverCommunicator(comm);
+    TESSERA_ASSIGN_OR_RETURN(
+        backend.run,
+        OverTransport<GroupOptions>(store, world, ConnectShmTransport));
   } else if (name == "gloo_ordered") {
-    GlooCommunicatorOptions options;
-    options.rank = rank;
-    options.world_size = size;
-    TESSERA_ASSIGN_OR_RETURN(auto comm, MakeGlooCommunicator(store, options));
-    backend.run = OverCommunicator(comm);
+    TESSERA_ASSIGN_OR_RETURN(
+        backend.run, OverTransport<GlooTransportOptions>(store, world,
+                                                         ConnectGlooTransport));
   } else if (name == "gloo") {
     backend.run = OverGloo(store, rank, size);
   } else if (name == "pull") {

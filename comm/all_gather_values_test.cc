@@ -1,6 +1,7 @@
 #include "comm/all_gather_values.h"
 
 #include "base/status_matchers.h"
+#include "comm/fake_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -12,29 +13,13 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // Rank 0 of two; the other sends `theirs`.
-class TwoRanks : public Communicator {
- public:
-  explicit TwoRanks(std::string theirs) : theirs_(std::move(theirs)) {}
-  int rank() const override { return 0; }
-  int world_size() const override { return 2; }
-  absl::string_view backend() const override { return "two"; }
-  CommFuture AllGather(at::Tensor, at::Tensor, CommTag) override { return {}; }
-  CommFuture ReduceScatterSum(at::Tensor, at::Tensor, CommTag,
-                              double) override {
-    return {};
+struct TwoRanks : FakeCommunicator {
+  explicit TwoRanks(const std::string& theirs)
+      : FakeCommunicator(/*rank=*/0, /*world_size=*/2) {
+    texts = [theirs](const std::string& mine) {
+      return std::vector<std::string>{mine, theirs};
+    };
   }
-  CommFuture AllReduceSum(at::Tensor, CommTag) override { return {}; }
-  CommFuture Broadcast(at::Tensor, int, CommTag) override { return {}; }
-  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
-      absl::string_view mine, CommTag) override {
-    return std::vector<std::string>{std::string(mine), theirs_};
-  }
-  void Announce(const absl::Status&) override {}
-  bool AllAnnounced(absl::Duration) override { return true; }
-  void ClearAnnouncement() override {}
-
- private:
-  const std::string theirs_;
 };
 
 std::string Bytes(const std::vector<int64_t>& values) {

@@ -10,6 +10,71 @@
 
 namespace tessera {
 
+CommFuture Communicator::AllGather(at::Tensor shard, at::Tensor whole,
+                                   CommTag tag) {
+  CommCall call;
+  call.op = CollectiveOp::kAllGather;
+  call.in = std::move(shard);
+  call.out = std::move(whole);
+  return Start(std::move(call), std::move(tag));
+}
+
+CommFuture Communicator::ReduceScatterSum(at::Tensor whole, at::Tensor shard,
+                                          CommTag tag, double divisor) {
+  CommCall call;
+  call.op = CollectiveOp::kReduceScatter;
+  call.in = std::move(whole);
+  call.out = std::move(shard);
+  call.divisor = divisor;
+  return Start(std::move(call), std::move(tag));
+}
+
+CommFuture Communicator::AllReduceSum(at::Tensor tensor, CommTag tag) {
+  CommCall call;
+  call.op = CollectiveOp::kAllReduce;
+  call.out = std::move(tensor);
+  return Start(std::move(call), std::move(tag));
+}
+
+CommFuture Communicator::Broadcast(at::Tensor tensor, int root, CommTag tag) {
+  CommCall call;
+  call.op = CollectiveOp::kBroadcast;
+  call.out = std::move(tensor);
+  call.root = root;
+  return Start(std::move(call), std::move(tag));
+}
+
+CommFuture Communicator::AllToAll(at::Tensor sent, at::Tensor received,
+                                  CommTag tag) {
+  CommCall call;
+  call.op = CollectiveOp::kAllToAll;
+  call.in = std::move(sent);
+  call.out = std::move(received);
+  return Start(std::move(call), std::move(tag));
+}
+
+CommFuture Communicator::SendReceive(at::Tensor sent, int to,
+                                     at::Tensor received, int from,
+                                     CommTag tag) {
+  CommCall call;
+  call.op = CollectiveOp::kSendReceive;
+  call.in = std::move(sent);
+  call.out = std::move(received);
+  call.to = to;
+  call.from = from;
+  return Start(std::move(call), std::move(tag));
+}
+
+absl::StatusOr<std::vector<std::string>> Communicator::AllGatherStrings(
+    absl::string_view mine, CommTag tag) {
+  std::vector<std::string> all;
+  CommCall call;
+  call.text = std::string(mine);
+  call.texts = &all;
+  TESSERA_RETURN_IF_ERROR(Start(std::move(call), std::move(tag)).Wait());
+  return all;
+}
+
 absl::Status Communicator::AgreeOk(const absl::Status& mine,
                                    absl::string_view where, CallSite site) {
   if (world_size() == 1) return mine;

@@ -38,6 +38,8 @@
 #include "absl/time/time.h"
 #include "base/trace/exposed.h"
 #include "comm/call_site.h"
+#include "comm/capabilities.h"
+#include "comm/comm_call.h"
 #include "comm/shared_memory.h"
 
 namespace tessera {
@@ -103,37 +105,59 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  virtual absl::string_view backend() const = 0;  // "shm", "gloo", ...
+  // "shm", "gloo", ...; for messages. What depends on it asks capabilities.
+  virtual absl::string_view backend() const = 0;
+  virtual Capabilities capabilities() const { return {}; }
 
   // whole[r*S, (r+1)*S) = rank r's shard, for every r. `shard` is [S], `whole`
   // is [W*S], both contiguous, same dtype and device. `shard` may be the own
   // slice of `whole`. COLLECTIVE, ASYNC; each rank sends S elements to W-1.
-  virtual CommFuture AllGather(at::Tensor shard, at::Tensor whole,
-                               CommTag tag) = 0;
+  CommFuture AllGather(at::Tensor shard, at::Tensor whole, CommTag tag);
 
   // shard = sum over ranks, in rank order, of their whole[rank*S, (rank+1)*S).
   // `whole` is [W*S] and is left as it was, unless `shard` is the own slice of
   // it (allowed). Each element is then divided by `divisor`, and rounded again;
   // that is each rank's own matter.
   // COLLECTIVE, ASYNC; each rank sends (W-1)*S elements.
-  virtual CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard,
-                                      CommTag tag, double divisor) = 0;
-  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard, CommTag tag) {
-    return ReduceScatterSum(std::move(whole), std::move(shard), std::move(tag),
-                            /*divisor=*/1);
-  }
+  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard, CommTag tag,
+                              double divisor = 1);
 
   // tensor = sum over ranks in rank order, the same bits on every rank and as
   // ReduceScatterSum gives. Contiguous, any numel. COLLECTIVE, ASYNC.
-  virtual CommFuture AllReduceSum(at::Tensor tensor, CommTag tag) = 0;
+  CommFuture AllReduceSum(at::Tensor tensor, CommTag tag);
 
   // tensor = rank `root`'s tensor. Contiguous. COLLECTIVE, ASYNC.
-  virtual CommFuture Broadcast(at::Tensor tensor, int root, CommTag tag) = 0;
+  CommFuture Broadcast(at::Tensor tensor, int root, CommTag tag);
+
+  // received[r*S, (r+1)*S) = rank r's sent[rank*S, (rank+1)*S), for every r.
+  // Both are [W*S], contiguous, of one dtype and device, and apart.
+  // COLLECTIVE, ASYNC; each rank sends S elements to each of W-1.
+  CommFuture AllToAll(at::Tensor sent, at::Tensor received, CommTag tag);
+
+  // Rank `to` receives `sent`, and `received` is what rank `from` has sent; -1:
+  // nobody, and that tensor is not looked at. Both are contiguous, of one dtype
+  // and device and of one size, the same on all ranks, and apart. All ranks of
+  // the group call it, also those that give -1 twice; for two ranks alone make
+  // a group of them (Split). REQUIRES: who is sent something by a rank receives
+  // from that rank. COLLECTIVE, ASYNC; each rank sends S elements to one.
+  CommFuture SendReceive(at::Tensor sent, int to, at::Tensor received, int from,
+                         CommTag tag);
+  // The same, where this rank sends only, or receives only.
+  CommFuture Send(at::Tensor tensor, int to, CommTag tag) {
+    return SendReceive(tensor, to, tensor, /*from=*/-1, std::move(tag));
+  }
+  CommFuture Receive(at::Tensor tensor, int from, CommTag tag) {
+    return SendReceive(tensor, /*to=*/-1, tensor, from, std::move(tag));
+  }
 
   // The strings of all ranks, in rank order; lengths may differ. COLLECTIVE,
   // blocking. For small control messages.
-  virtual absl::StatusOr<std::vector<std::string>> AllGatherStrings(
-      absl::string_view mine, CommTag tag) = 0;
+  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
+      absl::string_view mine, CommTag tag);
+
+  // What the calls above come to: starts `call`, whose first part is set
+  // (comm/comm_call.h). COLLECTIVE, ASYNC.
+  virtual CommFuture Start(CommCall call, CommTag tag) = 0;
 
   // Tells the others, outside of any collective, that this rank has failed:
   // those that then wait for kAnnounceGrace more in a collective that this rank

@@ -2,32 +2,16 @@
 #ifndef COMM_GROUP_OPTIONS_H_
 #define COMM_GROUP_OPTIONS_H_
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 
 namespace tessera {
 
-class FailureDomain;
-class ShardServer;
-class WatchedCommunicator;
-struct Subgroup;
-
-// Makes a subgroup. COLLECTIVE over its ranks, blocking.
-using SubgroupMaker =
-    std::function<absl::StatusOr<std::shared_ptr<Communicator>>(
-        const Subgroup&)>;
-
-// Connects the ranks of `group` for Communicator::ServeShards. COLLECTIVE,
-// blocking. A function, so that groups need not know of servers.
-using ShardServerMaker =
-    std::function<absl::StatusOr<std::unique_ptr<ShardServer>>(
-        WatchedCommunicator* group, const CommTag& tag)>;
+class FailureDomain;  // comm/watch/failure_domain.h
 
 struct GroupOptions {
   int rank = 0;
@@ -36,11 +20,6 @@ struct GroupOptions {
   absl::Duration collective_timeout = absl::Minutes(5);
   // How long a peer's announcement must stand before it ends a wait.
   absl::Duration announce_grace = kAnnounceGrace;
-
-  // For Communicator::Split; a group without this cannot be split.
-  SubgroupMaker make_subgroup;
-  // For Communicator::ServeShards; a group without this cannot serve.
-  ShardServerMaker make_shard_server;
 
   // ---- of a group that was split off another ----
 
@@ -52,13 +31,6 @@ struct GroupOptions {
   int first_rank(int r) const {
     return first_ranks.empty() ? r : first_ranks[r];
   }
-};
-
-// Some of a group's ranks, this one among them.
-struct Subgroup {
-  std::string parent_backend;  // the whole group's
-  std::vector<int> ranks;      // of the whole, ascending
-  GroupOptions options;        // except make_subgroup
 };
 
 }  // namespace tessera

@@ -166,10 +166,11 @@ PlanOptions PlanOptionsOf(const proto::Config& config,
                           bool on_cpu, const Communicator& comm) {
   PlanOptions plan;
   plan.world_size = comm.world_size();
+  plan.backend = std::string(comm.backend());
   plan.memory_bytes = memory_bytes;
   // As Engine::Impl::ShareWorkingCopy.
   plan.shared_working_copy =
-      comm.backend() == "shm" && !PoisonsOnFree() &&
+      comm.capabilities().shared_memory && !PoisonsOnFree() &&
       config.zero_optimization().stage3_max_live_parameters() > 0;
   plan.on_cpu = on_cpu;
   plan.is_unit = options.is_unit;

@@ -110,8 +110,8 @@ absl::Status Engine::Impl::ServeGathers(
   const bool on_host = std::all_of(
       flats.begin(), flats.end(),
       [](const FlatPlan& flat) { return flat.parameters[0].tensor.is_cpu(); });
-  const bool by_default = parts_->comm->backend() == "gloo" && on_host &&
-                          parts_->settings.reshard_group_size == 0;
+  const bool by_default = parts_->comm->capabilities().prefers_pulls &&
+                          on_host && parts_->settings.reshard_group_size == 0;
   if (parts_->stage < 3 || parts_->shard_group->world_size() == 1 ||
       wanted == "off" || (wanted == "auto" && !by_default)) {
     return absl::OkStatus();

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "comm/fake_communicator.h"
 #include "optim/step_test_util.h"
 #include "sharding/flat/schedule.h"
 
@@ -40,7 +41,7 @@ class RankOptimizer {
   // `dtype`: the working one, if not that of the values.
   RankOptimizer(const Tensors& values, int stage, int rank, int world_size,
                 std::optional<at::ScalarType> dtype = std::nullopt)
-      : comm_(std::make_shared<AloneCommunicator>(rank, world_size)),
+      : comm_(std::make_shared<FakeCommunicator>(rank, world_size)),
         params_(CopyWithStorages(values)) {
     std::vector<NamedParameter> named;
     for (size_t i = 0; i < params_.size(); ++i) {

@@ -13,7 +13,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "comm/communicator.h"
 #include "optim/kernels/element_step.h"
 #include "optim/kernels/optimizer_options.h"
 
@@ -84,42 +83,6 @@ struct AdamWReference {
   OptimizerOptions options;
   Tensors params, exp_avgs, exp_avg_sqs;
   std::vector<int64_t> steps;
-};
-
-// One rank of W, alone: what others would send is zeros, strings are one's own.
-class AloneCommunicator : public Communicator {
- public:
-  AloneCommunicator(int rank, int world_size)
-      : rank_(rank), world_size_(world_size) {}
-  int rank() const override { return rank_; }
-  int world_size() const override { return world_size_; }
-  absl::string_view backend() const override { return "alone"; }
-  CommFuture AllGather(at::Tensor shard, at::Tensor whole, CommTag) override {
-    const int64_t numel = whole.numel() / world_size_;
-    whole.narrow(0, rank_ * numel, numel).copy_(shard);
-    return CommFuture();
-  }
-  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard, CommTag,
-                              double divisor) override {
-    const int64_t numel = whole.numel() / world_size_;
-    shard.copy_(whole.narrow(0, rank_ * numel, numel)).div_(divisor);
-    return CommFuture();
-  }
-  CommFuture AllReduceSum(at::Tensor, CommTag) override { return CommFuture(); }
-  CommFuture Broadcast(at::Tensor, int, CommTag) override {
-    return CommFuture();
-  }
-  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
-      absl::string_view mine, CommTag) override {
-    return std::vector<std::string>(static_cast<size_t>(world_size_),
-                                    std::string(mine));
-  }
-  void Announce(const absl::Status&) override {}
-  bool AllAnnounced(absl::Duration) override { return true; }
-  void ClearAnnouncement() override {}
-
- private:
-  int rank_, world_size_;
 };
 
 }  // namespace tessera

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/layout/layout.h"
 #include "base/status_matchers.h"
+#include "comm/fake_communicator.h"
 #include "gtest/gtest.h"
 #include "offload/element_format.h"
 #include "optim/kernels/block8.h"
@@ -112,7 +113,7 @@ class UnitStepTest : public ::testing::TestWithParam<Case> {
   void MakeUnit(int rank, int world_size) {
     EndUnit();
     AddParameters();
-    auto comm = std::make_shared<AloneCommunicator>(rank, world_size);
+    auto comm = std::make_shared<FakeCommunicator>(rank, world_size);
     FlatParameterOptions options;
     options.stage = Stage::Of(1);
     if (GetParam().working != GetParam().dtype) {

@@ -47,12 +47,6 @@ class KeepTorchState {
   const at::Tensor generator_;
 };
 
-bool SumsInRankOrder(const Communicator& comm) {
-  const World* const world = World::Current();
-  return comm.backend() != "nccl" ||
-         (world != nullptr && world->options().ordered_sums);
-}
-
 using Tensors = absl::flat_hash_map<std::string, at::Tensor>;
 
 class Verifier {
@@ -63,7 +57,8 @@ class Verifier {
         loss_(loss),
         options_(options),
         comm_(std::move(comm)),
-        exact_(options.exact.value_or(SumsInRankOrder(*comm_))) {}
+        exact_(
+            options.exact.value_or(comm_->capabilities().sums_in_rank_order)) {}
 
   absl::StatusOr<VerifyReport> Run(const Oracle::MakeModule& make) {
     TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(

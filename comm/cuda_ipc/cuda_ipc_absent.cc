@@ -1,11 +1,10 @@
-// comm/cuda_ipc/cuda_ipc_communicator.h in a build without CUDA.
-#include "comm/cuda_ipc/cuda_ipc_communicator.h"
+// comm/cuda_ipc/cuda_ipc_transport.h in a build without CUDA.
+#include "comm/cuda_ipc/cuda_ipc_transport.h"
 
 namespace tessera {
 
-absl::StatusOr<std::shared_ptr<Communicator>> MakeCudaIpcCommunicator(
-    const CudaIpcCommunicatorOptions&, std::shared_ptr<FailureDomain>,
-    std::shared_ptr<QueuedCommunicator>) {
+absl::StatusOr<std::shared_ptr<Transport>> ConnectCudaIpcTransport(
+    const CudaIpcOptions&, Communicator*, std::shared_ptr<Transport>) {
   return absl::UnimplementedError(
       "this build has no CUDA, so no cuda_ipc backend");
 }

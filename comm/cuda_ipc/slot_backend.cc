@@ -1,5 +1,6 @@
 #include "comm/cuda_ipc/slot_backend.h"
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <utility>
@@ -77,15 +78,20 @@ class SlotBackend : public c10d::Backend {
                    const c10d::AllToAllOptions&) override {
     std::vector<const char*> in;
     std::vector<char*> out;
+    int64_t bytes = 0;  // of each part that is not empty
     for (const at::Tensor& t : input) {
-      in.push_back(static_cast<const char*>(t.const_data_ptr()));
+      bytes = std::max(bytes, static_cast<int64_t>(t.nbytes()));
+      in.push_back(t.numel() == 0
+                       ? nullptr
+                       : static_cast<const char*>(t.const_data_ptr()));
     }
     for (const at::Tensor& t : output) {
-      out.push_back(static_cast<char*>(t.mutable_data_ptr()));
+      bytes = std::max(bytes, static_cast<int64_t>(t.nbytes()));
+      out.push_back(t.numel() == 0 ? nullptr
+                                   : static_cast<char*>(t.mutable_data_ptr()));
     }
     Tensors held = input;
     held.insert(held.end(), output.begin(), output.end());
-    const auto bytes = static_cast<int64_t>(input[0].nbytes());
     return Give(std::move(held),
                 [&] { return exchange_.AllToAll(in, bytes, out); });
   }

@@ -89,7 +89,9 @@ absl::Status SlotExchange::AllToAll(absl::Span<const char* const> in,
                                     int64_t bytes,
                                     absl::Span<char* const> out) {
   const int me = memory_->rank();
-  TESSERA_RETURN_IF_ERROR(memory_->Copy(in[me], out[me], bytes));
+  if (in[me] != nullptr && out[me] != nullptr) {
+    TESSERA_RETURN_IF_ERROR(memory_->Copy(in[me], out[me], bytes));
+  }
   // A slot holds a part for each rank.
   int64_t part = memory_->slot_bytes() / memory_->world_size();
   if (part > kPartAlignment) part -= part % kPartAlignment;
@@ -97,11 +99,15 @@ absl::Status SlotExchange::AllToAll(absl::Span<const char* const> in,
     Chunk chunk;
     chunk.put = [&](int slot) {
       return ForOthers([&](int rank) {
-        return memory_->Put(in[rank] + at, slot, rank * part, n);
+        return in[rank] == nullptr
+                   ? absl::OkStatus()
+                   : memory_->Put(in[rank] + at, slot, rank * part, n);
       });
     };
     chunk.get = [&](int rank, int slot) {
-      return memory_->Get(rank, slot, me * part, out[rank] + at, n);
+      return out[rank] == nullptr
+                 ? absl::OkStatus()
+                 : memory_->Get(rank, slot, me * part, out[rank] + at, n);
     };
     return Run(chunk);
   });

@@ -36,8 +36,9 @@ class SlotExchange {
 
   // out [W * bytes] = the ranks' in [bytes]; `in` may be the own part of `out`.
   absl::Status AllGather(const char* in, int64_t bytes, char* out);
-  // out[r] [bytes] = in[this rank] [bytes] of rank r, for all r. No part of
-  // `out` overlaps any of `in`.
+  // out[r] [bytes] = in[this rank] [bytes] of rank r, for all r whose out[r] is
+  // not null; then that in[] of rank r is not null either. No part of `out`
+  // overlaps any of `in`.
   absl::Status AllToAll(absl::Span<const char* const> in, int64_t bytes,
                         absl::Span<char* const> out);
   // data [bytes] = that of rank `root`.

@@ -1,30 +1,32 @@
 #include "comm/gloo/gloo_messages.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
+#include "base/monotonic.h"
 #include "base/status.h"
 #include "base/torch/tensor_over.h"
+#include "base/torch_guard.h"
 #include "comm/gloo/text_record.h"
-#include "comm/group/queued_communicator.h"
-#include "comm/record/flight_recorder.h"
 
 namespace tessera {
-GlooMessages::GlooMessages(std::shared_ptr<GlooTransport> transport,
-                           Options options)
-    : transport_(std::move(transport)), options_(std::move(options)) {}
+
+GlooMessages::GlooMessages(std::shared_ptr<GlooLinks> links, int rank,
+                           int world_size)
+    : links_(std::move(links)), rank_(rank), world_size_(world_size) {}
 
 absl::Status GlooMessages::Run(
     std::vector<at::Tensor> memory,
     const std::function<absl::Status()>& collective) {
-  met_.assign(options_.world_size, false);
-  absl::Status status = collective();
+  met_.assign(world_size_, false);
+  absl::Status status = CatchTorch("gloo", collective);
   if (!status.ok()) {
     Keep(std::make_shared<std::vector<at::Tensor>>(std::move(memory)));
-    GlooTransport::Abandon(
-        transport_,
+    GlooLinks::Abandon(
+        links_,
         std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(kept_)));
   }
   kept_.clear();
@@ -37,21 +39,47 @@ void GlooMessages::Keep(std::shared_ptr<void> memory) {
 
 absl::Status GlooMessages::WaitAll(const std::vector<Message>& messages) {
   for (const Message& message : messages) {
-    const int peer = GlooTransport::PeerOf(*message);
+    const int peer = GlooLinks::PeerOf(*message);
     const absl::Duration begin = MonotonicNow();
-    options_.awaited(peer);
-    TESSERA_RETURN_IF_ERROR(transport_->Wait(*message));
+    listener_.awaited(peer);
+    TESSERA_RETURN_IF_ERROR(links_->Wait(*message));
     if (met_[peer]) continue;
     met_[peer] = true;
-    options_.waited(peer, MonotonicNow() - begin);
+    listener_.waited(peer, MonotonicNow() - begin);
   }
   return absl::OkStatus();
+}
+
+absl::Status GlooMessages::MoveParts(uint32_t tag, const MovedParts& parts) {
+  std::vector<Message> messages;
+  for (int i = 1; i < world_size_; ++i) {
+    const int peer = (rank_ + i) % world_size_;
+    if (parts.received[peer].defined()) {
+      messages.push_back(Receive(parts.received[peer], peer, tag));
+    }
+    if (parts.sent[peer].defined()) {
+      messages.push_back(Send(parts.sent[peer], peer, tag));
+    }
+  }
+  const at::Tensor& own = parts.received[rank_];
+  if (own.defined() && parts.sent[rank_].defined()) {
+    own.copy_(parts.sent[rank_]);
+  }
+  return WaitAll(messages);
+}
+
+void GlooMessages::PutOwn(const at::Tensor& shard,
+                          const at::Tensor& whole) const {
+  char* const own =
+      static_cast<char*>(whole.mutable_data_ptr()) + rank_ * shard.nbytes();
+  if (own == shard.const_data_ptr()) return;
+  std::memcpy(own, shard.const_data_ptr(), shard.nbytes());
 }
 
 std::vector<int> GlooMessages::OtherPlaces(const std::vector<int>& ranks,
                                            int* own) const {
   const int size = static_cast<int>(ranks.size());
-  *own = static_cast<int>(std::find(ranks.begin(), ranks.end(), options_.rank) -
+  *own = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) -
                           ranks.begin());
   std::vector<int> places;
   for (int i = 1; i < size; ++i) places.push_back((*own + i) % size);

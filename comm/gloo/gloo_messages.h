@@ -1,4 +1,4 @@
-// GlooMessages: what the communicators that send over Gloo share. The messages
+// GlooMessages: what the transports that send over Gloo share. The messages
 // of one collective at a time, and waiting for them so that the monitor and the
 // log know for whom.
 //
@@ -16,42 +16,41 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
-#include "comm/gloo/gloo_transport.h"
+#include "comm/gloo/gloo_links.h"
 #include "comm/reduce/slices.h"
+#include "comm/transport.h"
 
 namespace tessera {
 
 class GlooMessages {
  public:
-  using Message = std::shared_ptr<GlooTransport::Message>;
+  using Message = std::shared_ptr<GlooLinks::Message>;
 
-  struct Options {
-    int rank = 0;
-    int world_size = 1;
-    std::function<void(int peer)> awaited;  // is waited for now
-    // The collective was blocked for so long until something was exchanged with
-    // this rank for the first time.
-    std::function<void(int peer, absl::Duration)> waited;
-  };
+  GlooMessages(std::shared_ptr<GlooLinks> links, int rank, int world_size);
 
-  GlooMessages(std::shared_ptr<GlooTransport> transport, Options options);
+  // Before the first Run.
+  void Listen(WaitListener listener) { listener_ = std::move(listener); }
 
   // Runs a collective whose messages point into `memory` and what Keep was
-  // given. After an error nothing more can be sent: see GlooTransport::Abandon.
+  // given. After an error nothing more can be sent: see GlooLinks::Abandon.
   absl::Status Run(std::vector<at::Tensor> memory,
                    const std::function<absl::Status()>& collective);
   // Keeps `memory` until the collective has ended well.
   void Keep(std::shared_ptr<void> memory);
 
-  // As of GlooTransport.
+  // As of GlooLinks.
   Message Send(at::Tensor t, int peer, uint32_t tag) {
-    return transport_->Send(std::move(t), peer, tag);
+    return links_->Send(std::move(t), peer, tag);
   }
   Message Receive(at::Tensor t, int peer, uint32_t tag) {
-    return transport_->Receive(std::move(t), peer, tag);
+    return links_->Receive(std::move(t), peer, tag);
   }
   absl::Status WaitAll(const std::vector<Message>& messages);
+
+  // Each part to its rank, and from it.
+  absl::Status MoveParts(uint32_t tag, const MovedParts& parts);
+  // The own slice of an all-gather, unless it is there.
+  void PutOwn(const at::Tensor& shard, const at::Tensor& whole) const;
 
   // ---- among `ranks`, of which this is one; the k-th has slice, or text, k
 
@@ -66,8 +65,9 @@ class GlooMessages {
   // not all send to the same one at the same time. `own`: this rank's place.
   std::vector<int> OtherPlaces(const std::vector<int>& ranks, int* own) const;
 
-  const std::shared_ptr<GlooTransport> transport_;
-  const Options options_;
+  const std::shared_ptr<GlooLinks> links_;
+  const int rank_, world_size_;
+  WaitListener listener_;
   std::vector<std::shared_ptr<void>> kept_;
   // By rank: the collective under way has exchanged something with it.
   std::vector<bool> met_;

@@ -24,10 +24,10 @@ struct Texts {
 };
 
 // To and from each other rank a text of equal size.
-absl::Status Exchange(GlooTransport& transport, int rank, size_t bytes,
+absl::Status Exchange(GlooLinks& transport, int rank, size_t bytes,
                       std::vector<std::string>& out,
                       std::vector<std::string>* in) {
-  std::vector<std::shared_ptr<GlooTransport::Message>> messages;
+  std::vector<std::shared_ptr<GlooLinks::Message>> messages;
   in->assign(out.size(), std::string(bytes, 0));
   for (size_t peer = 0; peer < out.size(); ++peer) {
     if (static_cast<int>(peer) == rank) continue;
@@ -50,7 +50,7 @@ std::string Proof(const std::string& key, int from, int to,
 
 }  // namespace
 
-absl::Status ProvePeers(GlooTransport& transport, int rank, int world_size,
+absl::Status ProvePeers(GlooLinks& transport, int rank, int world_size,
                         const std::string& token,
                         std::shared_ptr<void>* memory) {
   const std::string key = JobKey("gloo", token);

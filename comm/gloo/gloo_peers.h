@@ -10,15 +10,15 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "comm/gloo/gloo_transport.h"
+#include "comm/gloo/gloo_links.h"
 
 namespace tessera {
 
 // COLLECTIVE over the ranks of `transport`, blocking. Returns PermissionDenied
 // naming the rank in whose place somebody else is, Unavailable if a connection
 // breaks. After an error messages may still be under way; what they point into
-// is in `*memory` then, for GlooTransport::Abandon.
-absl::Status ProvePeers(GlooTransport& transport, int rank, int world_size,
+// is in `*memory` then, for GlooLinks::Abandon.
+absl::Status ProvePeers(GlooLinks& transport, int rank, int world_size,
                         const std::string& token,
                         std::shared_ptr<void>* memory);
 

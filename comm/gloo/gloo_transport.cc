@@ -1,182 +1,297 @@
 #include "comm/gloo/gloo_transport.h"
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "base/env.h"
-#include "base/log.h"
-#include "base/sigpipe.h"
 #include "base/status.h"
+#include "base/torch/divide.h"
+#include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
-#include "comm/connect/keyed_hash.h"
-#include "comm/connect/sockets.h"
-#include "comm/gloo/gloo_interface.h"
-#include "comm/gloo/gloo_peers.h"
-
-// The only file that sees c10d's Gloo header. It never makes a GlooStore.
-#include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
+#include "comm/gloo/gloo_links.h"
+#include "comm/gloo/gloo_messages.h"
+#include "comm/gloo/piece_buffers.h"
+#include "comm/reduce/element_type.h"
+#include "comm/reduce/slices.h"
+#include "comm/backend_table.h"
+#include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
 namespace {
 
-// Waits are ended by our own monitor; Gloo's timeout must never come first.
-constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
+using Message = GlooMessages::Message;
 
-constexpr char kTokenKey[] = "token";
+// An all-reduce up to here, over all ranks, is one exchange of everything.
+constexpr int64_t kSingleExchangeBytes = 64 << 10;
 
-// "call: [/pytorch/.../pair.cc:547] Connection closed by peer [10.0.0.1]:41"
-// without the place in the source.
-std::string GlooWords(absl::string_view message) {
-  const size_t bracket = message.find("[/");
-  if (bracket != absl::string_view::npos) {
-    const size_t end = message.find("] ", bracket);
-    if (end != absl::string_view::npos) message.remove_prefix(end + 2);
+class GlooTransport : public Transport {
+ public:
+  GlooTransport(const GlooTransportOptions& options,
+                std::shared_ptr<GlooLinks> links)
+      : rank_(options.rank),
+        world_size_(options.world_size),
+        links_(links),
+        messages_(std::move(links), rank_, world_size_),
+        all_ranks_(world_size_) {
+    std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
   }
-  return std::string(message);
+
+  absl::string_view name() const override { return "gloo"; }
+  Capabilities capabilities() const override {
+    Capabilities can;
+    can.prefers_pulls = true;
+    return can;
+  }
+  void Listen(WaitListener listener) override {
+    messages_.Listen(std::move(listener));
+  }
+  absl::Status Run(const CommCall& call) override {
+    return messages_.Run({call.in, call.out}, [&] { return RunIn(call); });
+  }
+  void Abort() override { links_->Abort(); }
+
+ private:
+  absl::Status RunIn(const CommCall& call);
+
+  // What collectives are made of.
+  absl::Status GatherSlices(uint32_t tag, const at::Tensor& whole,
+                            const std::vector<Slice>& slices) {
+    return messages_.GatherSlices(tag, all_ranks_, whole, slices);
+  }
+  absl::Status SumSlices(uint32_t tag, const at::Tensor& whole,
+                         const std::vector<Slice>& slices,
+                         const at::Tensor& out);
+  absl::Status SumEverything(uint32_t tag, const at::Tensor& tensor);
+  absl::Status AllReduce(const CommCall& call);
+  absl::Status Broadcast(const CommCall& call);
+
+  // Elements as those of `like`, until the collective has ended.
+  absl::StatusOr<at::Tensor> ReceiveBuffer(const at::Tensor& like,
+                                           int64_t numel);
+  std::vector<Message> SendPieces(uint32_t tag, const at::Tensor& whole,
+                                  const std::vector<Slice>& slices,
+                                  int64_t piece_numel);
+  absl::Status WaitAll(const std::vector<Message>& messages) {
+    return messages_.WaitAll(messages);
+  }
+  // out = sum in rank order of `own` and, of the others, received[rank]. `out`
+  // may be `own`.
+  absl::Status AddInRankOrder(const at::Tensor& own,
+                              const std::vector<at::Tensor>& received,
+                              const at::Tensor& out);
+  // The other ranks, those after this one first, so that not all ranks send to
+  // the same one at the same time.
+  std::vector<int> Peers() const;
+
+  const int rank_, world_size_;
+  const std::shared_ptr<GlooLinks> links_;
+  GlooMessages messages_;
+  PieceBuffers buffers_;
+  std::vector<int> all_ranks_;
+};
+
+std::vector<int> GlooTransport::Peers() const {
+  std::vector<int> peers;
+  for (int i = 1; i < world_size_; ++i) {
+    peers.push_back((rank_ + i) % world_size_);
+  }
+  return peers;
 }
 
-std::shared_ptr<gloo::transport::Device> MakeDevice(
-    const GlooTransport::Options& options) {
-  using Group = c10d::ProcessGroupGloo;
-  const bool lazy = false;
-  if (options.same_host)
-    return Group::createDeviceForHostname("127.0.0.1", lazy);
-  if (const auto name = EnvString("GLOO_SOCKET_IFNAME")) {
-    return Group::createDeviceForInterface(*name, lazy);
+absl::StatusOr<at::Tensor> GlooTransport::ReceiveBuffer(const at::Tensor& like,
+                                                        int64_t numel) {
+  const int64_t bytes = numel * like.element_size();
+  TESSERA_ASSIGN_OR_RETURN(const at::Tensor buffer,
+                           buffers_.Take(bytes, bytes));
+  messages_.Keep(std::make_shared<at::Tensor>(buffer));
+  return TensorOver(static_cast<char*>(buffer.mutable_data_ptr()), {numel}, {1},
+                    like.scalar_type(), at::kCPU);
+}
+
+absl::Status GlooTransport::AddInRankOrder(
+    const at::Tensor& own, const std::vector<at::Tensor>& received,
+    const at::Tensor& out) {
+  TESSERA_ASSIGN_OR_RETURN(const auto type, ElementTypeOf(own.scalar_type()));
+  std::vector<const void*> sources;
+  for (int r = 0; r < world_size_; ++r) {
+    sources.push_back((r == rank_ ? own : received[r]).const_data_ptr());
   }
-  if (options.address.empty()) return Group::createDefaultDevice(lazy);
-  return Group::createDeviceForHostname(options.address, lazy);
+  ReduceInOrder(type, ReduceOp::kSum, out.mutable_data_ptr(), sources.data(),
+                world_size_, own.numel());
+  return absl::OkStatus();
+}
+
+std::vector<Message> GlooTransport::SendPieces(uint32_t tag,
+                                               const at::Tensor& whole,
+                                               const std::vector<Slice>& slices,
+                                               int64_t piece_numel) {
+  std::vector<Message> sends;
+  for (int64_t at = 0; at < slices[0].numel; at += piece_numel) {
+    for (int peer : Peers()) {
+      const Slice& slice = slices[peer];
+      if (at >= slice.numel) continue;
+      const int64_t numel = std::min(piece_numel, slice.numel - at);
+      sends.push_back(messages_.Send(
+          ElementsOver(whole, slice.begin + at, numel), peer, tag));
+    }
+  }
+  return sends;
+}
+
+// Why pieces: with whole slices a rank would hold W - 1 of them, more than the
+// tensor itself. Why two halves: a piece that is summed leaves its half free
+// for the one after the next, so the network never waits for a sum. All sends
+// are started at once, and waited for last: a rank that waited for its sends
+// before it received could wait for one that does the same.
+absl::Status GlooTransport::SumSlices(uint32_t tag, const at::Tensor& whole,
+                                      const std::vector<Slice>& slices,
+                                      const at::Tensor& out) {
+  const Slice mine = slices[rank_];
+  const int num_peers = world_size_ - 1;
+  const int64_t piece_numel = std::min(
+      slices[0].numel,
+      std::max(kGlooReceiveBytes / (2 * num_peers), kGlooMinPieceBytes) /
+          static_cast<int64_t>(whole.element_size()));
+  TESSERA_ASSIGN_OR_RETURN(at::Tensor buffer,
+                           ReceiveBuffer(whole, 2 * num_peers * piece_numel));
+
+  struct Piece {
+    std::vector<at::Tensor> received;  // by rank, own one undefined
+    std::vector<Message> messages;
+  };
+  // Piece k lands in half k % 2 of the buffer, while k - 1 is being summed.
+  auto start = [&](int64_t at) {
+    Piece piece;
+    piece.received.resize(world_size_);
+    int64_t place = (at / piece_numel) % 2 * num_peers * piece_numel;
+    for (int peer : Peers()) {
+      piece.received[peer] =
+          ElementsOver(buffer, place, std::min(piece_numel, mine.numel - at));
+      piece.messages.push_back(
+          messages_.Receive(piece.received[peer], peer, tag));
+      place += piece_numel;
+    }
+    return piece;
+  };
+
+  Piece next;
+  if (mine.numel > 0) next = start(0);
+  std::vector<Message> sends = SendPieces(tag, whole, slices, piece_numel);
+  for (int64_t at = 0; at < mine.numel; at += piece_numel) {
+    Piece piece = std::move(next);
+    if (at + piece_numel < mine.numel) next = start(at + piece_numel);
+    TESSERA_RETURN_IF_ERROR(WaitAll(piece.messages));
+    const int64_t numel = std::min(piece_numel, mine.numel - at);
+    TESSERA_RETURN_IF_ERROR(
+        AddInRankOrder(ElementsOver(whole, mine.begin + at, numel),
+                       piece.received, ElementsOver(out, at, numel)));
+  }
+  return WaitAll(sends);
+}
+
+absl::Status GlooTransport::SumEverything(uint32_t tag,
+                                          const at::Tensor& tensor) {
+  const int64_t numel = tensor.numel();
+  TESSERA_ASSIGN_OR_RETURN(at::Tensor buffer,
+                           ReceiveBuffer(tensor, (world_size_ - 1) * numel));
+  std::vector<at::Tensor> received(world_size_);
+  std::vector<Message> messages;
+  int64_t place = 0;
+  for (int peer : Peers()) {
+    received[peer] = ElementsOver(buffer, place, numel);
+    place += numel;
+    messages.push_back(messages_.Receive(received[peer], peer, tag));
+    messages.push_back(
+        messages_.Send(ElementsOver(tensor, 0, numel), peer, tag));
+  }
+  // Sends too: the sum overwrites what they read.
+  TESSERA_RETURN_IF_ERROR(WaitAll(messages));
+  at::Tensor own = ElementsOver(tensor, 0, numel);
+  return AddInRankOrder(own, received, own);
+}
+
+absl::Status GlooTransport::AllReduce(const CommCall& call) {
+  const at::Tensor& tensor = call.out;
+  const int64_t all_bytes = static_cast<int64_t>(tensor.nbytes()) * world_size_;
+  if (all_bytes <= kSingleExchangeBytes) {
+    return SumEverything(call.signature, tensor);
+  }
+  const std::vector<Slice> slices = Slices(tensor.numel(), world_size_);
+  const Slice mine = slices[rank_];
+  TESSERA_RETURN_IF_ERROR(
+      SumSlices(call.signature, tensor, slices,
+                ElementsOver(tensor, mine.begin, mine.numel)));
+  return GatherSlices(call.signature, tensor, slices);
+}
+
+absl::Status GlooTransport::Broadcast(const CommCall& call) {
+  const at::Tensor all = ElementsOver(call.out, 0, call.out.numel());
+  std::vector<Message> messages;
+  if (rank_ != call.root) {
+    messages.push_back(messages_.Receive(all, call.root, call.signature));
+  } else {
+    for (int peer : Peers()) {
+      messages.push_back(messages_.Send(all, peer, call.signature));
+    }
+  }
+  return WaitAll(messages);
+}
+
+absl::Status GlooTransport::RunIn(const CommCall& call) {
+  switch (call.op) {
+    case CollectiveOp::kAllGather:
+      messages_.PutOwn(call.in, call.out);
+      return GatherSlices(call.signature, call.out,
+                          Slices(call.out.numel(), world_size_));
+    case CollectiveOp::kReduceScatter:
+      TESSERA_RETURN_IF_ERROR(SumSlices(call.signature, call.in,
+                                        Slices(call.in.numel(), world_size_),
+                                        call.out));
+      DivideBy(call.out, call.divisor);
+      return absl::OkStatus();
+    case CollectiveOp::kAllReduce:
+      return AllReduce(call);
+    case CollectiveOp::kBroadcast:
+      return Broadcast(call);
+    case CollectiveOp::kText: {
+      TESSERA_ASSIGN_OR_RETURN(
+          *call.texts,
+          messages_.GatherTexts(call.signature, all_ranks_, call.text));
+      return absl::OkStatus();
+    }
+    default:
+      return messages_.MoveParts(call.signature, PartsOf(call, world_size_));
+  }
 }
 
 }  // namespace
 
-struct GlooTransport::Message {
-  int peer = 0;
-  at::Tensor tensor;
-  c10::intrusive_ptr<c10d::Work> work;  // null if it could not be started
-  absl::Status start;
-};
-
-GlooTransport::GlooTransport() = default;
-GlooTransport::~GlooTransport() = default;
-
-// Why nobody is let in later: Gloo goes on accepting, keeps each connection,
-// and ends the process when there are no descriptors left.
-absl::StatusOr<std::shared_ptr<GlooTransport>> GlooTransport::Connect(
-    c10::intrusive_ptr<c10d::Store> store, const Options& options) {
-  using Group = c10d::ProcessGroupGloo;
-  const auto interface = EnvString("GLOO_SOCKET_IFNAME");
-  if (!options.same_host && interface.has_value()) {
-    TESSERA_RETURN_IF_ERROR(
-        Annotate(CheckGlooInterface(*interface, InterfacesHere()),
-                 absl::StrCat("rank ", options.names.empty()
-                                           ? options.rank
-                                           : options.names[options.rank])));
-  }
-  auto transport = std::shared_ptr<GlooTransport>(new GlooTransport);
-  std::string token;
-  TESSERA_RETURN_IF_ERROR(
-      CatchTorch("gloo", [&] {
-        if (options.rank == 0) store->set(kTokenKey, RandomToken());
-        token = store->get_to_str(kTokenKey);
-        const SigpipeBlock no_sigpipe;  // for Gloo's threads
-        auto group_options = Group::Options::create(
-            absl::ToChronoMilliseconds(options.connect_timeout));
-        group_options->threads = 1;  // none of its queued collectives are used
-        const std::vector<int> listeners = ListenersOf(
-            [&] { group_options->devices.push_back(MakeDevice(options)); });
-        transport->group_ = c10::make_intrusive<Group>(
-            std::move(store), options.rank, options.world_size, group_options);
-        transport->group_->setTimeout(kNever);
-        transport->names_ = options.names;
-        bool closed = !listeners.empty();
-        for (int fd : listeners) closed = TakeNoMore(fd) && closed;
-        if (!closed) {
-          TESSERA_LOG(WARNING)
-              << "gloo goes on listening: who reaches its port can "
-                 "take this process's descriptors";
-        }
-      }));
-  std::shared_ptr<void> memory;
-  const absl::Status proved =
-      ProvePeers(*transport, options.rank, options.world_size, token, &memory);
-  if (proved.ok()) return transport;
-  Abandon(transport, std::move(memory));
-  return proved;
+absl::StatusOr<std::shared_ptr<GlooLinks>> ConnectGloo(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const GlooTransportOptions& options) {
+  GlooLinks::Options transport_options;
+  transport_options.rank = options.rank;
+  transport_options.world_size = options.world_size;
+  transport_options.same_host = options.same_host;
+  transport_options.address = options.address;
+  transport_options.names = options.first_ranks;
+  transport_options.connect_timeout = options.connect_timeout;
+  // Its own client: Gloo may block in the store, announcements must not.
+  TESSERA_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Store> own_client,
+                           CatchTorch("store", [&] { return store->clone(); }));
+  return GlooLinks::Connect(std::move(own_client), transport_options);
 }
 
-std::shared_ptr<GlooTransport::Message> GlooTransport::Start(
-    at::Tensor t, int peer, const std::function<Work(Tensors&)>& start) {
-  auto message = std::make_shared<Message>();
-  message->peer = peer;
-  message->tensor = std::move(t);
-  // Gloo throws here if the connection is known to be broken.
-  message->start = CatchTorch("gloo", [&] {
-    Tensors tensors{message->tensor};
-    message->work = start(tensors);
-  });
-  absl::MutexLock lock(&mutex_);
-  if (aborted_ && message->work != nullptr) message->work->abort();
-  pending_.push_back(message);
-  return message;
-}
-
-std::shared_ptr<GlooTransport::Message> GlooTransport::Send(at::Tensor t,
-                                                            int peer,
-                                                            uint32_t tag) {
-  return Start(std::move(t), peer, [&](Tensors& tensors) {
-    return group_->send(tensors, peer, static_cast<int>(tag));
-  });
-}
-
-std::shared_ptr<GlooTransport::Message> GlooTransport::Receive(at::Tensor t,
-                                                               int peer,
-                                                               uint32_t tag) {
-  return Start(std::move(t), peer, [&](Tensors& tensors) {
-    return group_->recv(tensors, peer, static_cast<int>(tag));
-  });
-}
-
-absl::Status GlooTransport::Wait(Message& message) {
-  bool arrived = false;
-  absl::Status status = message.start;
-  if (status.ok()) {
-    // By itself it would wait as long as connecting may take.
-    status = CatchTorch("gloo", [&] { arrived = message.work->wait(kNever); });
-  }
-  if (!status.ok()) {
-    return absl::UnavailableError(absl::StrCat(
-        "rank ", NameOf(message.peer),
-        " has ended or cannot be reached (gloo: ", GlooWords(status.message()),
-        ")"));
-  }
-  if (!arrived) return absl::CancelledError("the wait was aborted");
-  absl::MutexLock lock(&mutex_);
-  pending_.erase(
-      std::find_if(pending_.begin(), pending_.end(),
-                   [&](const auto& m) { return m.get() == &message; }));
-  return absl::OkStatus();
-}
-
-int GlooTransport::PeerOf(const Message& message) { return message.peer; }
-
-void GlooTransport::Abort() {
-  absl::MutexLock lock(&mutex_);
-  aborted_ = true;
-  for (const auto& message : pending_) {
-    if (message->work != nullptr) message->work->abort();
-  }
-}
-
-void GlooTransport::Abandon(std::shared_ptr<GlooTransport> transport,
-                            std::shared_ptr<void> memory) {
-  static auto* const kept = new std::vector<
-      std::pair<std::shared_ptr<GlooTransport>, std::shared_ptr<void>>>;
-  static auto* const mutex = new absl::Mutex;
-  absl::MutexLock lock(mutex);
-  kept->emplace_back(std::move(transport), std::move(memory));
+absl::StatusOr<std::shared_ptr<Transport>> ConnectGlooTransport(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const GlooTransportOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<GlooLinks> links,
+                           ConnectGloo(store, options));
+  return std::make_shared<GlooTransport>(options, std::move(links));
 }
 
 }  // namespace tessera

@@ -1,96 +1,48 @@
-// GlooTransport: messages between the ranks of a group, over c10d's Gloo.
+// The transport of CPU ranks (and, through host memory, of GPU ranks that
+// have nothing better): c10d's Gloo carries the bytes, the sums are ours.
 //
-// Of c10d's ProcessGroupGloo only point-to-point messages are used: they read
-// and write slices of the user's tensors in place, where its collectives want
-// whole, packed tensors; and they can be aborted, where its collectives cannot.
-// Between two ranks, messages of one tag keep their order; tags never mix.
+// reduce-scatter: every rank sends each peer its slice, pieces are summed in
+//   rank order as they arrive. all-reduce: that, then an all-gather of slices;
+//   small ones in a single exchange. Same bits either way.
 //
-// Threads: one thread sends, receives and waits; Abort may come from any.
+// Receive buffers are kept, and hold 4 MiB at most, whatever the size of the
+// tensors (with more than 33 ranks 128 KiB for each peer).
 #ifndef COMM_GLOO_GLOO_TRANSPORT_H_
 #define COMM_GLOO_GLOO_TRANSPORT_H_
 
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
-#include "ATen/core/Tensor.h"
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "c10/util/intrusive_ptr.h"
+#include "comm/group_options.h"
+#include "comm/transport.h"
 
 namespace c10d {
 class Store;
-class ProcessGroupGloo;
-class Work;
-}  // namespace c10d
+}
 
 namespace tessera {
 
-class GlooTransport {
- public:
-  struct Message;  // one send or receive under way
-
-  struct Options {
-    int rank = 0;
-    int world_size = 1;
-    bool same_host = true;  // all ranks: then only the loopback is listened on
-    std::string address;    // otherwise: this host's, "" if not known
-    absl::Duration connect_timeout;
-    // What the ranks are called in messages, instead of 0, 1, ...
-    std::vector<int> names;
-  };
-
-  // Connects all ranks with all, has them prove that they are of this job
-  // (gloo_peers.h), and lets nobody in any more. On several hosts it listens at
-  // the interface that GLOO_SOCKET_IFNAME names, or at options.address, or
-  // where this host's name leads. COLLECTIVE, blocking. Returns Unavailable if
-  // the network or the store fails, PermissionDenied if somebody else has
-  // connected, InvalidArgument if the variable's value is no such interface.
-  static absl::StatusOr<std::shared_ptr<GlooTransport>> Connect(
-      c10::intrusive_ptr<c10d::Store> store, const Options& options);
-
-  ~GlooTransport();
-
-  // Start to move the bytes of contiguous CPU tensor `t`, which must stay alive
-  // until the message's Wait has returned OK. LOCAL, ASYNC.
-  std::shared_ptr<Message> Send(at::Tensor t, int peer, uint32_t tag);
-  std::shared_ptr<Message> Receive(at::Tensor t, int peer, uint32_t tag);
-
-  // Blocks until `message` is done. Returns Unavailable naming the peer if its
-  // connection broke, Cancelled after Abort.
-  absl::Status Wait(Message& message);
-
-  static int PeerOf(const Message& message);
-  // What `rank` of the group is called in messages.
-  int NameOf(int rank) const { return names_.empty() ? rank : names_[rank]; }
-
-  // Makes every Wait under way and to come return. LOCAL.
-  void Abort();
-
-  // After a failure messages may still be written by Gloo's own thread, and
-  // closing the group could block: so keeps `transport`, its messages and
-  // `memory` (what the messages point into) until the process ends.
-  static void Abandon(std::shared_ptr<GlooTransport> transport,
-                      std::shared_ptr<void> memory);
-
- private:
-  GlooTransport();
-  using Tensors = std::vector<at::Tensor>;
-  using Work = c10::intrusive_ptr<c10d::Work>;
-  std::shared_ptr<Message> Start(at::Tensor t, int peer,
-                                 const std::function<Work(Tensors&)>& start);
-
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
-  std::vector<int> names_;
-  absl::Mutex mutex_;
-  bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<std::shared_ptr<Message>> pending_ ABSL_GUARDED_BY(mutex_);
+struct GlooTransportOptions : GroupOptions {
+  bool same_host = true;  // all ranks run on this host
+  // Of this host, at which the others reach it; "" leaves it to Gloo, which
+  // asks the name service. Not used on the same host.
+  std::string address;
 };
+
+class GlooLinks;
+
+// Connects the ranks. COLLECTIVE, blocking. Errors as below.
+absl::StatusOr<std::shared_ptr<GlooLinks>> ConnectGloo(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const GlooTransportOptions& options);
+
+// COLLECTIVE, blocking. `store` must hold keys of this group only (wrap it in a
+// c10d::PrefixStore). Returns Unavailable or DeadlineExceeded.
+absl::StatusOr<std::shared_ptr<Transport>> ConnectGlooTransport(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const GlooTransportOptions& options);
 
 }  // namespace tessera
 #endif  // COMM_GLOO_GLOO_TRANSPORT_H_

@@ -14,7 +14,7 @@
 #include "base/status_matchers.h"
 #include "base/trace/trace.h"
 #include "comm/communicator.h"
-#include "comm/group/queued_communicator.h"
+#include "comm/group/group_communicator.h"
 #include "comm/group/self_communicator.h"
 #include "comm/record/flight_recorder.h"
 #include "gmock/gmock.h"
@@ -212,8 +212,8 @@ TEST(CommLogTest, TheTablesAreWrittenWhereTheEnvironmentSays) {
   unsetenv("TESSERA_COMM_LOG");
 }
 
-TEST(QueuedCommunicatorTest, EveryCollectiveIsRecordedWithItsCallSite) {
-  auto comm = std::dynamic_pointer_cast<QueuedCommunicator>(
+TEST(GroupCommunicatorTest, EveryCollectiveIsRecordedWithItsCallSite) {
+  auto comm = std::dynamic_pointer_cast<GroupCommunicator>(
       std::shared_ptr<Communicator>(MakeSelfCommunicator()));
   at::Tensor t = torch::ones({10});
   at::Tensor d = torch::ones({3}, torch::kDouble);

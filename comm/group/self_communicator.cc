@@ -7,7 +7,7 @@
 #include "base/status.h"
 #include "base/torch/divide.h"
 #include "base/torch/tensor_over.h"
-#include "comm/group/queued_communicator.h"
+#include "comm/group/group_communicator.h"
 #include "comm/note_board.h"
 #include "comm/watch/failure_domain.h"
 
@@ -47,61 +47,45 @@ class OwnNotes : public NoteBoard {
   std::string text_ ABSL_GUARDED_BY(mutex_);
 };
 
-class SelfCommunicator : public QueuedCommunicator {
+class SelfTransport : public Transport {
+ public:
+  absl::string_view name() const override { return "self"; }
+  Capabilities capabilities() const override {
+    Capabilities can;
+    can.device = true;
+    can.waits = false;
+    return can;
+  }
+  absl::Status Run(const CommCall& call) override {
+    if (call.texts != nullptr) *call.texts = {call.text};
+    if (!call.in.defined() || !call.writes_out()) return absl::OkStatus();
+    TESSERA_RETURN_IF_ERROR(Copy(call.in, call.out));
+    if (call.op == CollectiveOp::kReduceScatter) {
+      DivideBy(call.out, call.divisor);
+    }
+    return absl::OkStatus();
+  }
+};
+
+class SelfCommunicator final : public GroupCommunicator {
  public:
   explicit SelfCommunicator(const GroupOptions& options)
-      : QueuedCommunicator(MembershipOf(options)), options_(options) {}
-  absl::string_view backend() const override { return "self"; }
+      : GroupCommunicator(OfOne(options), {}, options.domain,
+                          std::make_shared<SelfTransport>()) {}
   absl::StatusOr<std::shared_ptr<Communicator>> Split(int, CommTag) override {
-    return MakeSelfCommunicator(options_);
+    return MakeSelfCommunicator(options());
   }
   absl::StatusOr<std::unique_ptr<NoteBoard>> ShareNotes(CommTag) override {
     return std::make_unique<OwnNotes>();
   }
-  void Announce(const absl::Status& status) override {
-    if (options_.domain != nullptr) options_.domain->Announce(status);
-  }
   bool AllAnnounced(absl::Duration) override { return true; }
-  void ClearAnnouncement() override {
-    if (options_.domain != nullptr) options_.domain->announcements().Retract();
-  }
-
- protected:
-  absl::Status DoAllGather(const Call&, const at::Tensor& shard,
-                           const at::Tensor& whole) override {
-    return Copy(shard, whole);
-  }
-  absl::Status DoReduceScatter(const Call&, const at::Tensor& whole,
-                               const at::Tensor& shard,
-                               double divisor) override {
-    TESSERA_RETURN_IF_ERROR(Copy(whole, shard));
-    DivideBy(shard, divisor);
-    return absl::OkStatus();
-  }
-  absl::Status DoAllReduceSum(const Call&, const at::Tensor&) override {
-    return absl::OkStatus();
-  }
-  absl::Status DoBroadcast(const Call&, const at::Tensor&, int) override {
-    return absl::OkStatus();
-  }
-  absl::StatusOr<std::vector<std::string>> DoAllGatherStrings(
-      const Call&, const std::string& mine) override {
-    return std::vector<std::string>{mine};
-  }
-
-  void TellFailure(const absl::Status& status) override {
-    if (options_.domain != nullptr) options_.domain->Announce(status, true);
-  }
 
  private:
-  static Membership MembershipOf(const GroupOptions& options) {
-    Membership membership;
-    membership.group = options.name;
-    membership.in_call = options.domain == nullptr;
-    if (!membership.in_call) membership.failure = options.domain->failure();
-    return membership;
+  static GroupOptions OfOne(GroupOptions options) {
+    options.rank = 0;
+    options.world_size = 1;
+    return options;
   }
-  const GroupOptions options_;
 };
 
 }  // namespace

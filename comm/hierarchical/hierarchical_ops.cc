@@ -51,7 +51,7 @@ class Operation {
     shm::Collective collective = shm::Exchange::New(
         call_.op, call_.what, call_.type,
         (call_.slices.back().begin + call_.slices.back().bytes) /
-            shm::ElementBytes(call_.type));
+            ElementBytes(call_.type));
     collective.post.root = call_.root;
     exchange_.SetRows(&collective, call_.data, layout_.row_bytes());
     collective.fine = true;
@@ -127,8 +127,8 @@ class Sum : public Operation {
   Sum(const HostGroup& group, const SlicedCall& call, char* out)
       : Operation(group, call),
         out_(out),
-        wide_(call.type == shm::ElementType::kFloat16 ||
-              call.type == shm::ElementType::kBFloat16),
+        wide_(call.type == ElementType::kFloat16 ||
+              call.type == ElementType::kBFloat16),
         partial_bytes_(wide_ ? 2 : 1) {
     for (int h = 0; h < placement_.num_hosts(); ++h) {
       plans_.push_back(PlanSum(placement_, h, partial_bytes_));
@@ -258,17 +258,16 @@ class Sum : public Operation {
   void Add(const Job& job, const std::vector<const void*>& sources,
            void* out) const {
     const int num_sources = static_cast<int>(sources.size());
-    const int64_t numel = job.step.piece.bytes / shm::ElementBytes(call_.type);
+    const int64_t numel = job.step.piece.bytes / ElementBytes(call_.type);
     if (!wide_) {
-      return shm::ReduceInOrder(call_.type, shm::ReduceOp::kSum, out,
-                                sources.data(), num_sources, numel);
+      return ReduceInOrder(call_.type, ReduceOp::kSum, out, sources.data(),
+                           num_sources, numel);
     }
-    shm::PartialSumInOrder(
-        call_.type,
-        job.before.defined()
-            ? static_cast<const float*>(job.before.const_data_ptr())
-            : nullptr,
-        sources.data(), num_sources, job.step.last(), out, numel);
+    PartialSumInOrder(call_.type,
+                      job.before.defined() ? static_cast<const float*>(
+                                                 job.before.const_data_ptr())
+                                           : nullptr,
+                      sources.data(), num_sources, job.step.last(), out, numel);
   }
 
   void Pass(const Step& step, at::Tensor sum, const Window& window) {

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "comm/collective.h"
 #include "comm/gloo/gloo_messages.h"
 #include "comm/gloo/piece_buffers.h"
 #include "comm/hierarchical/host_plan.h"
@@ -44,9 +45,9 @@ struct HostGroup {
 struct SlicedCall {
   std::string what;
   uint32_t signature = 0;  // of Call
-  shm::Op op = shm::Op::kAllReduce;
+  CollectiveOp op = CollectiveOp::kAllReduce;
   int root = 0;
-  shm::ElementType type = shm::ElementType::kUInt8;
+  ElementType type = ElementType::kUInt8;
   char* data = nullptr;  // the whole tensor
   std::vector<OwnedSlice> slices;
 };

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/status_matchers.h"
-#include "comm/group/queued_communicator.h"
+#include "comm/group/group_communicator.h"
 #include "comm/group/self_communicator.h"
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/nccl/nccl_transport.h"
 #include "comm/reduce/ordered_sum.h"
 #include "comm/watch/failure_domain.h"
 #include "gmock/gmock.h"
@@ -80,17 +80,21 @@ TEST_F(GpuTest, NcclOfOneRank) {
   if (!BuiltWithNccl()) GTEST_SKIP() << "no NCCL in this build";
   for (bool ordered : {true, false}) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
-    NcclCommunicatorOptions options;
-    options.world_size = 1;
+    GroupOptions group;
+    group.world_size = 1;
+    NcclOptions options;
     options.ordered_sums = ordered;
     TESSERA_ASSERT_OK_AND_ASSIGN(
-        options.domain,
-        FailureDomain::Join(store, options, /*same_host=*/true));
+        group.domain, FailureDomain::Join(store, group, /*same_host=*/true));
+    const auto host = std::dynamic_pointer_cast<GroupCommunicator>(
+        MakeSelfCommunicator(group));
     TESSERA_ASSERT_OK_AND_ASSIGN(
-        std::shared_ptr<Communicator> comm,
-        MakeNcclCommunicator(store, options, options.domain,
-                             std::dynamic_pointer_cast<QueuedCommunicator>(
-                                 MakeSelfCommunicator(options))));
+        auto transport,
+        ConnectNcclTransport(store, options, host->transport()));
+    EXPECT_EQ(transport->capabilities().sums_in_rank_order, ordered);
+    TESSERA_ASSERT_OK_AND_ASSIGN(
+        const auto comm, GroupCommunicator::Create(group, {}, group.domain,
+                                                   std::move(transport)));
     for (at::DeviceType where : {at::kCUDA, at::kCPU}) {
       const at::Tensor a = torch::arange(5, at::kFloat).to(where);
       at::Tensor b = torch::zeros_like(a);
@@ -101,6 +105,12 @@ TEST_F(GpuTest, NcclOfOneRank) {
       EXPECT_TRUE(torch::equal(a, b));
       TESSERA_EXPECT_OK(comm->AllReduceSum(b, {"reduce"}).Wait());
       TESSERA_EXPECT_OK(comm->Broadcast(b, 0, {"broadcast"}).Wait());
+      EXPECT_TRUE(torch::equal(a, b));
+      b.zero_();
+      TESSERA_EXPECT_OK(comm->AllToAll(a, b, {"all to all"}).Wait());
+      EXPECT_TRUE(torch::equal(a, b));
+      b.zero_();
+      TESSERA_EXPECT_OK(comm->SendReceive(a, 0, b, 0, {"to itself"}).Wait());
       EXPECT_TRUE(torch::equal(a, b));
     }
     EXPECT_THAT(comm->AllGatherStrings("words", {"names"}),

@@ -53,16 +53,9 @@ void Trace(const CollectiveRecord& record) {
 }  // namespace
 
 double BusFactor(CollectiveOp op, int world_size) {
-  const double others = static_cast<double>(world_size - 1) / world_size;
-  switch (op) {
-    case CollectiveOp::kAllReduce:
-      return 2 * others;
-    case CollectiveOp::kAllGather:
-    case CollectiveOp::kReduceScatter:
-      return others;
-    default:
-      return 1;
-  }
+  const int passes = TraitsOf(op).bus_passes;
+  if (passes == 0) return 1;
+  return passes * static_cast<double>(world_size - 1) / world_size;
 }
 
 CommLog::CommLog(Options options) : options_(options), begin_(MonotonicNow()) {}

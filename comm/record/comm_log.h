@@ -7,8 +7,9 @@
 // alg GB/s  bytes / time, bytes being the whole tensor's.
 // bus GB/s  what the busiest link carries, as nccl-tests define it, so that it
 //           may be compared between operations and world sizes W:
-//           alg * 2 (W-1)/W for all-reduce, * (W-1)/W for all-gather and
-//           reduce-scatter, * 1 for broadcast. GB are 10^9 bytes.
+//           alg * 2 (W-1)/W for all-reduce, * (W-1)/W for all-gather,
+//           reduce-scatter and all-to-all, * 1 for broadcast and send-receive.
+//           GB are 10^9 bytes.
 //
 // Pulls (comm/shard_server.h) stand among them: bytes are those that came from
 // others, and several may have been under way at a time.

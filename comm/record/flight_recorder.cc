@@ -59,13 +59,6 @@ std::string TextOf(const std::vector<CollectiveRecord>& records, int last) {
 
 }  // namespace
 
-absl::string_view CollectiveName(CollectiveOp op) {
-  static constexpr absl::string_view kNames[kNumCollectiveOps] = {
-      "all-gather", "reduce-scatter", "all-reduce", "broadcast",
-      "barrier",    "agreement",      "pull"};
-  return kNames[static_cast<int>(op)];
-}
-
 std::string CollectiveRecord::Title() const {
   return group.empty() ? what : absl::StrCat(what, " of group ", group);
 }

@@ -23,22 +23,9 @@
 #include "absl/time/time.h"
 #include "base/monotonic.h"
 #include "comm/call_site.h"
+#include "comm/collective.h"
 
 namespace tessera {
-
-enum class CollectiveOp {
-  kAllGather,
-  kReduceScatter,
-  kAllReduce,
-  kBroadcast,
-  kBarrier,
-  kText,  // an agreement: strings of any length
-  kPull,  // no collective: comm/shard_server.h
-};
-inline constexpr int kNumCollectiveOps = 7;
-
-// "all-gather", "reduce-scatter", ..., "agreement", "pull".
-absl::string_view CollectiveName(CollectiveOp op);
 
 struct CollectiveRecord {
   CollectiveOp op = CollectiveOp::kText;

@@ -4,28 +4,28 @@
 
 namespace tessera {
 
-absl::StatusOr<shm::ElementType> ElementTypeOf(at::ScalarType type) {
+absl::StatusOr<ElementType> ElementTypeOf(at::ScalarType type) {
   switch (type) {
     case at::kBool:
-      return shm::ElementType::kBool;
+      return ElementType::kBool;
     case at::kByte:
-      return shm::ElementType::kUInt8;
+      return ElementType::kUInt8;
     case at::kChar:
-      return shm::ElementType::kInt8;
+      return ElementType::kInt8;
     case at::kShort:
-      return shm::ElementType::kInt16;
+      return ElementType::kInt16;
     case at::kInt:
-      return shm::ElementType::kInt32;
+      return ElementType::kInt32;
     case at::kLong:
-      return shm::ElementType::kInt64;
+      return ElementType::kInt64;
     case at::kHalf:
-      return shm::ElementType::kFloat16;
+      return ElementType::kFloat16;
     case at::kBFloat16:
-      return shm::ElementType::kBFloat16;
+      return ElementType::kBFloat16;
     case at::kFloat:
-      return shm::ElementType::kFloat32;
+      return ElementType::kFloat32;
     case at::kDouble:
-      return shm::ElementType::kFloat64;
+      return ElementType::kFloat64;
     default:
       return absl::InvalidArgumentError(absl::StrCat(
           "sums of ranks: expected a real type, got ", c10::toString(type)));
@@ -33,8 +33,8 @@ absl::StatusOr<shm::ElementType> ElementTypeOf(at::ScalarType type) {
 }
 
 const char* DtypeName(at::ScalarType type) {
-  const absl::StatusOr<shm::ElementType> element = ElementTypeOf(type);
-  return element.ok() ? shm::ElementTypeName(*element) : c10::toString(type);
+  const absl::StatusOr<ElementType> element = ElementTypeOf(type);
+  return element.ok() ? ElementTypeName(*element) : c10::toString(type);
 }
 
 }  // namespace tessera

@@ -9,7 +9,7 @@
 namespace tessera {
 
 // InvalidArgument for a type that is not summed (complex ones, float8, ...).
-absl::StatusOr<shm::ElementType> ElementTypeOf(at::ScalarType type);
+absl::StatusOr<ElementType> ElementTypeOf(at::ScalarType type);
 
 // "float32"; libtorch's own word for a type that is not summed.
 const char* DtypeName(at::ScalarType type);

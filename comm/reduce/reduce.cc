@@ -2,18 +2,18 @@
 
 #include "base/check.h"
 
-namespace tessera::shm {
+namespace tessera {
 
-#define TESSERA_SHM_DECLARE(isa)                                               \
+#define TESSERA_REDUCE_DECLARE(isa)                                            \
   namespace isa {                                                              \
   void Reduce(ElementType, ReduceOp, void*, const void* const*, int, int64_t); \
   void PartialSum(ElementType, const float*, const void* const*, int, bool,    \
                   void*, int64_t);                                             \
   }
-TESSERA_SHM_DECLARE(portable)
-TESSERA_SHM_DECLARE(avx2)
-TESSERA_SHM_DECLARE(avx512)
-#undef TESSERA_SHM_DECLARE
+TESSERA_REDUCE_DECLARE(portable)
+TESSERA_REDUCE_DECLARE(avx2)
+TESSERA_REDUCE_DECLARE(avx512)
+#undef TESSERA_REDUCE_DECLARE
 
 int64_t ElementBytes(ElementType type) {
   static constexpr int64_t kBytes[kNumElementTypes] = {1, 1, 1, 2, 4,
@@ -66,4 +66,4 @@ void PartialSumInOrder(ElementType type, const float* before,
   }
 }
 
-}  // namespace tessera::shm
+}  // namespace tessera

@@ -12,7 +12,7 @@
 
 #include "base/isa.h"
 
-namespace tessera::shm {
+namespace tessera {
 
 enum class ElementType : int32_t {
   kBool,
@@ -48,5 +48,5 @@ void PartialSumInOrder(ElementType type, const float* before,
                        const void* const* sources, int num_sources, bool last,
                        void* out, int64_t numel, Isa isa = BestIsa());
 
-}  // namespace tessera::shm
+}  // namespace tessera
 #endif  // COMM_REDUCE_REDUCE_H_

@@ -1,2 +1,2 @@
-#define TESSERA_SHM_ISA avx512
+#define TESSERA_REDUCE_ISA avx512
 #include "comm/reduce/reduce_kernels.h"

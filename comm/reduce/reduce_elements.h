@@ -6,7 +6,7 @@
 #include <immintrin.h>
 #endif
 
-namespace tessera::shm::TESSERA_SHM_ISA {
+namespace tessera::TESSERA_REDUCE_ISA {
 namespace {
 
 struct Half {
@@ -148,4 +148,4 @@ struct AccumulatorOf<Bool> {
 };
 
 }  // namespace
-}  // namespace tessera::shm::TESSERA_SHM_ISA
+}  // namespace tessera::TESSERA_REDUCE_ISA

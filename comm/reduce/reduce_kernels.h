@@ -1,5 +1,5 @@
 // The loops of ReduceInOrder. Included by one .cc per instruction set, each of
-// which sets TESSERA_SHM_ISA to a name of its own and is compiled with that
+// which sets TESSERA_REDUCE_ISA to a name of its own and is compiled with that
 // set's flags. Nothing here may come from a shared template or inline function:
 // the linker could take its AVX-512 copy for all.
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include "comm/reduce/reduce.h"
 #include "comm/reduce/reduce_elements.h"
 
-namespace tessera::shm::TESSERA_SHM_ISA {
+namespace tessera::TESSERA_REDUCE_ISA {
 namespace {
 
 constexpr int64_t kBlock = 1024;  // elements; stays in the first cache
@@ -236,4 +236,4 @@ void PartialSum(ElementType type, const float* before,
                                      numel);
 }
 
-}  // namespace tessera::shm::TESSERA_SHM_ISA
+}  // namespace tessera::TESSERA_REDUCE_ISA

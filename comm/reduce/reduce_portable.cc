@@ -1,2 +1,2 @@
-#define TESSERA_SHM_ISA portable
+#define TESSERA_REDUCE_ISA portable
 #include "comm/reduce/reduce_kernels.h"

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
-namespace tessera::shm {
+namespace tessera {
 namespace {
 
 template <typename T>
@@ -219,4 +219,4 @@ TEST(ReduceTest, OutMayBeASource) {
 }
 
 }  // namespace
-}  // namespace tessera::shm
+}  // namespace tessera

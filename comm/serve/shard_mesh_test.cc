@@ -17,25 +17,20 @@
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
 #include "base/thread/deadline.h"
-#include "comm/communicator.h"
 #include "comm/connect/handshake.h"
 #include "comm/connect/job_secret.h"
 #include "comm/connect/sockets.h"
-#include "gmock/gmock.h"
+#include "comm/fake_communicator.h"
 #include "gtest/gtest.h"
 
 namespace tessera {
 namespace {
 
-using ::testing::NiceMock;
-using ::testing::Return;
-
 // Rank 0 of two. Rank 1 says what rank 0 says, but listens for itself.
-class Group : public Communicator {
+class Group : public FakeCommunicator {
  public:
-  Group() {
-    ON_CALL(*this, rank).WillByDefault(Return(0));
-    ON_CALL(*this, world_size).WillByDefault(Return(2));
+  Group() : FakeCommunicator(/*rank=*/0, /*world_size=*/2) {
+    texts = [this](const std::string& own) { return TextsOf(own); };
   }
   ~Group() override {
     if (listener_.fd >= 0) close(listener_.fd);
@@ -48,32 +43,17 @@ class Group : public Communicator {
   int listen_fd() const { return listener_.fd; }
   const std::string& token() const { return listener_.token; }
 
-  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
-      absl::string_view mine, CommTag) override {
-    const std::string own(mine);
-    if (++calls_ != 2) return std::vector<std::string>{own, own};
+ private:
+  std::vector<std::string> TextsOf(const std::string& own) {
+    if (++calls_ != 2) return {own, own};
     const std::vector<std::string> words = absl::StrSplit(own, ' ');
     const std::string& network = words.at(2);
     rank0_ = ParseEndpoint(own, network);
     listener_ = Listen(/*loopback=*/true, 4, network);
     listens_.Notify();
-    return std::vector<std::string>{own, listener_.where};
+    return {own, listener_.where};
   }
 
-  MOCK_METHOD(int, rank, (), (const, override));
-  MOCK_METHOD(int, world_size, (), (const, override));
-  MOCK_METHOD(absl::string_view, backend, (), (const, override));
-  MOCK_METHOD(CommFuture, AllGather, (at::Tensor, at::Tensor, CommTag),
-              (override));
-  MOCK_METHOD(CommFuture, ReduceScatterSum,
-              (at::Tensor, at::Tensor, CommTag, double), (override));
-  MOCK_METHOD(CommFuture, AllReduceSum, (at::Tensor, CommTag), (override));
-  MOCK_METHOD(CommFuture, Broadcast, (at::Tensor, int, CommTag), (override));
-  MOCK_METHOD(void, Announce, (const absl::Status&), (override));
-  MOCK_METHOD(bool, AllAnnounced, (absl::Duration), (override));
-  MOCK_METHOD(void, ClearAnnouncement, (), (override));
-
- private:
   int calls_ = 0;
   Listener listener_;
   Endpoint rank0_;
@@ -109,7 +89,7 @@ int LetIn(int listen_fd, const std::string& token) {
 }
 
 TEST(ShardMeshTest, APeerThatGaveUpMayComeAgain) {
-  NiceMock<Group> group;
+  Group group;
   absl::StatusOr<std::unique_ptr<ShardMesh>> mesh;
   std::thread connects([&] {
     ShardMeshOptions options;

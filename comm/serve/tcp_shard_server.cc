@@ -21,7 +21,7 @@
 #include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
-#include "comm/group/watched_communicator.h"
+#include "comm/group/group_communicator.h"
 #include "comm/watch/watchdog.h"
 
 namespace tessera {
@@ -56,7 +56,7 @@ absl::Status CheckPull(int64_t version, const at::Tensor& whole,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardServer>> MakeTcpShardServer(
-    WatchedCommunicator* group, const CommTag& tag) {
+    GroupCommunicator* group, const CommTag& tag) {
   const GroupOptions& options = group->options();
   const std::shared_ptr<FailureDomain>& domain = group->domain();
   std::vector<int> ranks;  // as the domain calls them

@@ -38,6 +38,8 @@
 
 namespace tessera {
 
+class GroupCommunicator;
+
 // The group that a server is of, as one rank has it.
 struct ServedGroup {
   GroupOptions options;
@@ -48,11 +50,11 @@ struct ServedGroup {
   std::shared_ptr<Communicator> owner;  // kept alive
 };
 
-// What GroupOptions::make_shard_server is in groups of several ranks: connects
+// What GroupMakers::shard_server is in groups of several ranks: connects
 // the ranks (comm/serve/shard_mesh.h), and makes their servers. COLLECTIVE,
 // blocking. Returns the same error on all ranks.
 absl::StatusOr<std::unique_ptr<ShardServer>> MakeTcpShardServer(
-    WatchedCommunicator* group, const CommTag& tag);
+    GroupCommunicator* group, const CommTag& tag);
 
 class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
  public:

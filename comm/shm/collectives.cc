@@ -19,7 +19,7 @@ constexpr int64_t kFoldAllBytes = 64 << 10;
 absl::Status Collectives::AllGather(absl::string_view what, const void* in,
                                     void* out, int64_t bytes) {
   Collective call =
-      Exchange::New(Op::kAllGather, what, ElementType::kUInt8, bytes);
+      Exchange::New(CollectiveOp::kAllGather, what, ElementType::kUInt8, bytes);
   exchange_.SetRows(&call, in, {bytes});
   call.read = [&](const Window& window) -> absl::Status {
     // The own place too: the others need not wait for that copy.
@@ -44,7 +44,8 @@ absl::Status Collectives::ReduceScatter(absl::string_view what,
                                         ElementType type, ReduceOp op,
                                         const void* in, void* out,
                                         int64_t numel) {
-  Collective call = Exchange::New(Op::kReduceScatter, what, type, numel);
+  Collective call =
+      Exchange::New(CollectiveOp::kReduceScatter, what, type, numel);
   exchange_.SetRows(
       &call, in,
       std::vector<int64_t>(exchange_.size(), numel * ElementBytes(type)));
@@ -99,7 +100,7 @@ absl::Status Collectives::SumInTwoHalves(Collective* call, char* data,
 
 absl::Status Collectives::AllReduce(absl::string_view what, ElementType type,
                                     void* data, int64_t numel) {
-  Collective call = Exchange::New(Op::kAllReduce, what, type, numel);
+  Collective call = Exchange::New(CollectiveOp::kAllReduce, what, type, numel);
   char* const all = static_cast<char*>(data);
   const int64_t bytes = numel * ElementBytes(type);
   if (bytes > kFoldAllBytes) return SumInTwoHalves(&call, all, numel);
@@ -113,7 +114,7 @@ absl::Status Collectives::AllReduce(absl::string_view what, ElementType type,
 absl::Status Collectives::Broadcast(absl::string_view what, void* data,
                                     int64_t bytes, int root) {
   Collective call =
-      Exchange::New(Op::kBroadcast, what, ElementType::kUInt8, bytes);
+      Exchange::New(CollectiveOp::kBroadcast, what, ElementType::kUInt8, bytes);
   call.post.root = root;
   const bool is_root = exchange_.rank() == root;
   exchange_.SetRows(&call, data, {is_root ? bytes : 0});
@@ -129,8 +130,49 @@ absl::Status Collectives::Broadcast(absl::string_view what, void* data,
   return exchange_.Run(&call);
 }
 
+absl::Status Collectives::MoveParts(absl::string_view what, CollectiveOp op,
+                                    const std::vector<const char*>& in,
+                                    const std::vector<char*>& out,
+                                    int64_t bytes) {
+  Collective call = Exchange::New(op, what, ElementType::kUInt8, bytes);
+  const char* begin = nullptr;
+  std::vector<int64_t> lengths;
+  for (const char* part : in) {
+    if (begin == nullptr) begin = part;
+    lengths.push_back(part == nullptr ? 0 : bytes);
+  }
+  exchange_.SetRows(&call, begin, lengths);
+  call.check = [&]() -> absl::Status {
+    for (int peer = 0; peer < exchange_.size(); ++peer) {
+      const int64_t sent =
+          Exchange::RowBytes(exchange_.PostOf(peer), exchange_.rank());
+      const int64_t expected = out[peer] == nullptr ? 0 : bytes;
+      if (sent == expected) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat(what, ": rank ", exchange_.NameOf(peer), " sends ", sent,
+                       " bytes to rank ", exchange_.NameOf(exchange_.rank()),
+                       ", which expects ", expected));
+    }
+    return absl::OkStatus();
+  };
+  call.read = [&](const Window& window) -> absl::Status {
+    for (int i = 0; i < exchange_.size(); ++i) {
+      const int peer = exchange_.Peer(i);
+      if (out[peer] == nullptr) continue;
+      const char* from;
+      int64_t n;
+      TESSERA_RETURN_IF_ERROR(
+          exchange_.Row(peer, exchange_.rank(), window, &from, &n));
+      std::memcpy(out[peer] + window.begin, from, n);
+    }
+    return absl::OkStatus();
+  };
+  return exchange_.Run(&call);
+}
+
 absl::Status Collectives::Barrier(absl::string_view what) {
-  Collective call = Exchange::New(Op::kBarrier, what, ElementType::kUInt8, 0);
+  Collective call =
+      Exchange::New(CollectiveOp::kBarrier, what, ElementType::kUInt8, 0);
   exchange_.SetRows(&call, nullptr, {0});
   return exchange_.Run(&call);
 }
@@ -138,7 +180,8 @@ absl::Status Collectives::Barrier(absl::string_view what) {
 absl::Status Collectives::AllGatherTexts(absl::string_view what,
                                          absl::string_view mine,
                                          std::vector<std::string>* texts) {
-  Collective call = Exchange::New(Op::kText, what, ElementType::kUInt8, 0);
+  Collective call =
+      Exchange::New(CollectiveOp::kText, what, ElementType::kUInt8, 0);
   exchange_.SetRows(&call, mine.data(), {static_cast<int64_t>(mine.size())});
   texts->assign(exchange_.size(), "");
   (*texts)[exchange_.rank()] = std::string(mine);

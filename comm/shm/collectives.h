@@ -37,6 +37,14 @@ class Collectives {
                          int64_t numel);
   absl::Status Broadcast(absl::string_view what, void* data, int64_t bytes,
                          int root);
+  // What only moves parts from rank to rank: in[p], of which only what is to be
+  // sent has to be there (null: nothing), goes to rank p; out[p] is what comes
+  // from it (null: nothing may). Each has `bytes`; those of `in` that are not
+  // null lie one after the other. FailedPrecondition where a rank expects what
+  // no rank sends, or is sent what it does not expect.
+  absl::Status MoveParts(absl::string_view what, CollectiveOp op,
+                         const std::vector<const char*>& in,
+                         const std::vector<char*>& out, int64_t bytes);
   absl::Status Barrier(absl::string_view what);
   // By rank; lengths may differ.
   absl::Status AllGatherTexts(absl::string_view what, absl::string_view mine,

@@ -367,6 +367,28 @@ TEST(CollectivesGone, AfterTheLastCollectiveHarmNobody) {
   }
 }
 
+// Parts go where nobody expects them, or are expected of nobody.
+TEST(CollectivesParts, ThatDoNotMatchAreAnErrorAtOnce) {
+  for (const bool sent : {true, false}) {
+    Host host(2);
+    const auto results = host.Run([&](int r, Collectives& c) {
+      std::vector<const char*> in(2);
+      std::vector<char*> out(2);
+      if (sent) in[1 - r] = host.heap(r);
+      if (!sent) out[1 - r] = host.heap(r);
+      return c.MoveParts("unit a", CollectiveOp::kSendReceive, in, out, 64);
+    });
+    EXPECT_THAT(
+        results[1],
+        StatusIs(absl::StatusCode::kFailedPrecondition,
+                 sent
+                     ? "unit a: rank 0 sends 64 bytes to rank 1, which expects "
+                       "0"
+                     : "unit a: rank 0 sends 0 bytes to rank 1, which expects "
+                       "64"));
+  }
+}
+
 // Rank 0 gives up while rank 1 reads its memory, which rank 0's caller may then
 // write to.
 TEST(CollectivesGone, WhatItsOwnerGaveUpIsNotAResult) {
@@ -375,7 +397,7 @@ TEST(CollectivesGone, WhatItsOwnerGaveUpIsNotAResult) {
   const auto results = host.Run([&](int r, Collectives& c) {
     Exchange& exchange = c.exchange();
     Collective call =
-        Exchange::New(Op::kAllGather, "", ElementType::kUInt8, 64);
+        Exchange::New(CollectiveOp::kAllGather, "", ElementType::kUInt8, 64);
     exchange.SetRows(&call, host.heap(r), {64});
     call.read = [&, r](const Window&) {
       if (r == 1) {

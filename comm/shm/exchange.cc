@@ -36,17 +36,16 @@ constexpr int64_t kLineBytes = 64;
 // What a rank is in, for a message: "all-reduce of unit a: 12 float32, sum".
 std::string Describe(const Post& post) {
   std::string text(post.what);
-  const char* const op = OpName(post.op);
+  const std::string op(CollectiveName(post.op));
   if (text.find(op) == std::string::npos) {
     text = text.empty() ? op : absl::StrCat(op, " '", text, "'");
   }
   if (post.numel > 0) {
     absl::StrAppend(&text, ": ", post.numel, " ", ElementTypeName(post.type));
   }
-  if (post.op == Op::kReduceScatter || post.op == Op::kAllReduce) {
-    absl::StrAppend(&text, ", sum");
-  }
-  if (post.op == Op::kBroadcast) absl::StrAppend(&text, ", root ", post.root);
+  if (TraitsOf(post.op).sums) absl::StrAppend(&text, ", sum");
+  if (post.op == CollectiveOp::kBroadcast)
+    absl::StrAppend(&text, ", root ", post.root);
   return text;
 }
 
@@ -75,8 +74,8 @@ Exchange::Exchange(Team* team) : team_(team) {
   TESSERA_CHECK_LE(team->size(), kMaxRanks);
 }
 
-Collective Exchange::New(Op op, absl::string_view what, ElementType type,
-                         int64_t numel) {
+Collective Exchange::New(CollectiveOp op, absl::string_view what,
+                         ElementType type, int64_t numel) {
   Collective call;
   call.post.op = op;
   call.post.type = type;
@@ -124,9 +123,8 @@ absl::Status Exchange::CheckPosts() const {
     if (SameCollective(mine, PostOf(r))) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "the ranks are in different collectives: this one in ", Describe(mine),
-        " #", number, ", rank ", names_.empty() ? r : names_[r], " in ",
-        Describe(PostOf(r)), " #", number,
-        MismatchHint(mine.what, PostOf(r).what)));
+        " #", number, ", rank ", NameOf(r), " in ", Describe(PostOf(r)), " #",
+        number, MismatchHint(mine.what, PostOf(r).what)));
   }
   return absl::OkStatus();
 }
@@ -164,7 +162,7 @@ absl::Status Exchange::CheckNobodyGaveUp() const {
     const uint64_t broken = team_->of(r).broken.value.load();
     if (broken == 0 || broken > sequence_) continue;
     return absl::UnavailableError(absl::StrCat(
-        "rank ", names_.empty() ? r : names_[r],
+        "rank ", NameOf(r),
         " has given this collective up, so its result may be wrong"));
   }
   return absl::OkStatus();

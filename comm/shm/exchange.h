@@ -37,7 +37,7 @@
 #include "absl/types/span.h"
 #include "comm/reduce/reduce.h"
 #include "comm/shm/team.h"
-#include "comm/transport_memory.h"
+#include "comm/backend_table.h"
 
 namespace tessera::shm {
 
@@ -84,10 +84,11 @@ class Exchange {
   // of the next collectives there, where it is not the team's own.
   void SetNames(std::vector<int> names) { names_ = std::move(names); }
   void SetNumber(int64_t number) { number_ = number; }
+  int NameOf(int rank) const { return names_.empty() ? rank : names_[rank]; }
 
   // `numel` of `type`, and `what`, must be identical on all ranks.
-  static Collective New(Op op, absl::string_view what, ElementType type,
-                        int64_t numel);
+  static Collective New(CollectiveOp op, absl::string_view what,
+                        ElementType type, int64_t numel);
   // What the others may read: rows of these bytes, one after the other.
   void SetRows(Collective* call, const void* rows,
                absl::Span<const int64_t> lengths,

@@ -62,13 +62,6 @@ void Door::Sleep(uint32_t seen, absl::Duration at_most) {
           nullptr, 0);
 }
 
-const char* OpName(Op op) {
-  static constexpr const char* kNames[] = {"all-gather", "reduce-scatter",
-                                           "all-reduce", "broadcast",
-                                           "barrier",    "agreement"};
-  return kNames[static_cast<int>(op)];
-}
-
 Team::Team(int rank, std::vector<Member> members, int64_t heap_bytes)
     : rank_(rank),
       members_(std::move(members)),

@@ -23,26 +23,17 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/shared_mutex.h"
+#include "comm/collective.h"
 #include "comm/reduce/reduce.h"
 
 namespace tessera::shm {
 
 inline constexpr int kMaxRanks = 64;
 
-enum class Op : int32_t {
-  kAllGather,
-  kReduceScatter,
-  kAllReduce,
-  kBroadcast,
-  kBarrier,
-  kText,
-};
-const char* OpName(Op op);
-
 // What a rank says about a collective when it enters it. `rows` are what it
 // lets the others read: row d, bytes [row_begin[d], row_begin[d + 1]).
 struct Post {
-  Op op = Op::kBarrier;
+  CollectiveOp op = CollectiveOp::kBarrier;
   ElementType type = ElementType::kUInt8;
   int32_t root = 0;
   int64_t numel = 0;    // the caller's: must be identical on all ranks

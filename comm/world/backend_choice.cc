@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "comm/backend_table.h"
 
 namespace tessera {
 namespace {
@@ -110,20 +111,20 @@ std::string BackendOfSubgroup(absl::string_view whole,
 }
 
 absl::Status CheckBackendName(absl::string_view name) {
-  for (absl::string_view known :
-       {"auto", "shm", "hierarchical", "gloo", "nccl", "cuda_ipc"}) {
-    if (name == known) return absl::OkStatus();
+  if (name == "auto" || FindBackend(name) != nullptr) return absl::OkStatus();
+  std::string names = "auto";
+  for (const BackendInfo& backend : Backends()) {
+    const bool last = &backend == &Backends().back();
+    absl::StrAppend(&names, last ? " or " : ", ", backend.name);
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "backend '", name,
-      "': expected auto, shm, hierarchical, gloo, nccl or cuda_ipc"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("backend '", name, "': expected ", names));
 }
 
 absl::StatusOr<std::string> ChooseBackend(const std::vector<RankInfo>& infos,
                                           absl::string_view wanted,
                                           bool built_with_nccl) {
   TESSERA_RETURN_IF_ERROR(CheckBackendName(wanted));
-  if (wanted == "gloo" || wanted == "hierarchical") return std::string(wanted);
   if (wanted == "auto") {
     if (built_with_nccl && CheckOwnGpus(infos).ok()) return "nccl";
     return ByMemory(infos);
@@ -134,6 +135,7 @@ absl::StatusOr<std::string> ChooseBackend(const std::vector<RankInfo>& infos,
         "backend shm: the ranks are not all on one host and in one network "
         "namespace; take hierarchical or gloo");
   }
+  if (!FindBackend(wanted)->of_devices) return std::string(wanted);
   if (!built_with_nccl) {
     return absl::InvalidArgumentError(
         absl::StrCat("backend ", wanted,
@@ -147,7 +149,7 @@ absl::StatusOr<std::string> ChooseBackend(const std::vector<RankInfo>& infos,
 int GpuOf(const std::vector<RankInfo>& infos, int rank,
           absl::string_view wanted, bool built_with_nccl) {
   const auto chosen = ChooseBackend(infos, wanted, built_with_nccl);
-  if (!chosen.ok() || (*chosen != "nccl" && *chosen != "cuda_ipc")) return -1;
+  if (!chosen.ok() || !FindBackend(*chosen)->of_devices) return -1;
   return DeviceOf(infos, rank);
 }
 

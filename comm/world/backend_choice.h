@@ -26,17 +26,16 @@ Neighbours FindNeighbours(const std::vector<RankInfo>& infos, int rank);
 // one network and of one memory group; by first rank, from 0.
 std::vector<int> MemoryGroups(const std::vector<RankInfo>& infos);
 
-// InvalidArgument for anything but "auto", "shm", "hierarchical", "gloo",
-// "nccl" and "cuda_ipc".
+// InvalidArgument for anything but "auto" and a name of comm/backend_table.h.
 absl::Status CheckBackendName(absl::string_view name);
 
-// "shm", "hierarchical", "gloo", "nccl" or "cuda_ipc". `wanted` is one of those
-// or "auto": nccl where each rank has a GPU of its own, shm where all ranks
-// seem to be able to share memory (whether they are shows when they try),
-// hierarchical where some are, else gloo. Returns InvalidArgument for another
-// name, for shm and cuda_ipc with ranks on several hosts, for both backends of
-// GPUs where a rank has none, and for nccl where two have the same: it names
-// them, and what to take instead.
+// A name of comm/backend_table.h. `wanted` is one, or "auto": nccl where each
+// rank has a GPU of its own, shm where all ranks seem to be able to share
+// memory (whether they are shows when they try), hierarchical where some are,
+// else gloo. Returns InvalidArgument for another name, for shm and cuda_ipc
+// with ranks on several hosts, for both backends of GPUs where a rank has none,
+// and for nccl where two have the same: it names them, and what to take
+// instead.
 //
 // Why "auto" is never cuda_ipc: where ranks share a GPU it would move a job
 // that computes on the CPU now to a GPU on which W processes have W contexts
@@ -55,7 +54,7 @@ std::string BackendOfSubgroup(absl::string_view whole,
 // The device index that `rank` uses: its local rank among those it sees, -1
 // without a GPU.
 int DeviceOf(const std::vector<RankInfo>& infos, int rank);
-// The same where ChooseBackend gives nccl or cuda_ipc; else -1, on all.
+// The same where ChooseBackend gives one of devices; else -1, on all.
 int GpuOf(const std::vector<RankInfo>& infos, int rank,
           absl::string_view wanted, bool built_with_nccl);
 

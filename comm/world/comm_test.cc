@@ -14,7 +14,7 @@
 #include "comm/rendezvous/abandonable.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "comm/rendezvous/start_watch.h"
-#include "comm/shm/shm_communicator.h"
+#include "comm/world/make_group.h"
 #include "comm/world/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -260,12 +260,15 @@ class NonBlockingStore : public c10d::PrefixStore {
 };
 
 // Init asks the store meanwhile why the start has failed. Rank 1 is played.
-TEST(ShmCommunicatorTest, RanksMeetInAClientOfTheirOwn) {
+TEST(MakeGroupTest, RanksMeetInAClientOfTheirOwn) {
   auto store = c10::make_intrusive<NonBlockingStore>(
       "job", c10::make_intrusive<c10d::HashStore>());
   store->set("shm/name/1", "");
   store->set("shm/verdict/1", "no memory");
-  EXPECT_THAT(MakeShmCommunicator(store, {}).status(),
+  GroupPlan plan;
+  plan.infos.resize(2);
+  plan.backend = "shm";
+  EXPECT_THAT(MakeGroup(plan, store, store).status(),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("[rank 1] no memory")));
   // There before the ranks meet: who reads it blocks in the caller's store.

@@ -23,7 +23,7 @@
 #include "comm/launch/cpus.h"
 #include "comm/launch/job.h"
 #include "comm/launch/launcher.h"
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/nccl/nccl_transport.h"
 #include "comm/nccl/nccl_environment.h"
 #include "comm/record/comm_log.h"
 #include "comm/record/hang_dump.h"

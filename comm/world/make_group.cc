@@ -1,27 +1,28 @@
 #include "comm/world/make_group.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/thread/deadline.h"
 #include "base/torch_guard.h"
-#include "comm/cuda_ipc/cuda_ipc_communicator.h"
-#include "comm/gloo/gloo_communicator.h"
-#include "comm/group/queued_communicator.h"
+#include "comm/cuda_ipc/cuda_ipc_transport.h"
+#include "comm/gloo/gloo_transport.h"
+#include "comm/group/group_communicator.h"
 #include "comm/group/self_communicator.h"
-#include "comm/hierarchical/hierarchical_communicator.h"
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/hierarchical/hierarchical_transport.h"
+#include "comm/nccl/nccl_transport.h"
 #include "comm/rendezvous/abandonable.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/serve/tcp_shard_server.h"
-#include "comm/shm/shm_communicator.h"
+#include "comm/shm/shm_transport.h"
 #include "comm/watch/failure_domain.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
@@ -48,7 +49,23 @@ class SubgroupStore : public c10d::PrefixStore {
   void TakeNewClient() { store_ = store_->clone(); }
 };
 
-HierarchicalOptions OverGloo(const GroupPlan& plan) {
+// A group's ranks, about to be connected.
+struct Connecting {
+  const GroupPlan& plan;
+  StorePtr store;  // for this group's keys alone
+  // Set where all ranks have found that they cannot share memory.
+  bool cannot_share = false;
+  // Of the same ranks, in host memory: that transports of devices go over.
+  std::shared_ptr<GroupCommunicator> host;
+};
+using Connector =
+    absl::StatusOr<std::shared_ptr<Transport>> (*)(Connecting* ranks);
+
+absl::StatusOr<std::shared_ptr<GroupCommunicator>> MakeOver(
+    std::string backend, const GroupPlan& plan, StorePtr store,
+    GroupMakers makers);
+
+HierarchicalOptions GlooOptionsOf(const GroupPlan& plan) {
   const int rank = plan.options.rank;
   HierarchicalOptions options{{plan.options}, MemoryGroups(plan.infos)};
   options.same_host = FindNeighbours(plan.infos, rank).same_host;
@@ -60,73 +77,104 @@ HierarchicalOptions OverGloo(const GroupPlan& plan) {
   return options;
 }
 
-absl::StatusOr<std::shared_ptr<Communicator>> MakeWith(
-    absl::string_view backend, const GroupPlan& plan, StorePtr store);
+absl::StatusOr<std::shared_ptr<Transport>> ConnectByMemory(Connecting* ranks) {
+  auto made = ConnectShmTransport(ranks->store, ranks->plan.options);
+  ranks->cannot_share = absl::IsUnavailable(made.status());
+  return made;
+}
 
-// nccl or cuda_ipc, over a group of the same ranks that works in host memory;
-// for cuda_ipc in memory that they share.
-absl::StatusOr<std::shared_ptr<Communicator>> MakeOfGpus(
-    absl::string_view of_gpus, const GroupPlan& plan, const StorePtr& store) {
-  GroupPlan host = plan;
-  host.backend = of_gpus == "nccl" ? "auto" : "shm";
-  host.options.make_subgroup = nullptr;
-  host.options.make_shard_server = nullptr;
+absl::StatusOr<std::shared_ptr<Transport>> ConnectByGloo(Connecting* ranks) {
+  return ConnectGlooTransport(ranks->store, GlooOptionsOf(ranks->plan));
+}
+
+absl::StatusOr<std::shared_ptr<Transport>> ConnectByHosts(Connecting* ranks) {
+  const HierarchicalOptions options = GlooOptionsOf(ranks->plan);
+  auto memory = ConnectHosts(ranks->store, options);
+  ranks->cannot_share = absl::IsUnavailable(memory.status());
+  TESSERA_RETURN_IF_ERROR(memory.status());
+  return ConnectHierarchicalTransport(ranks->store, options,
+                                      *std::move(memory));
+}
+
+// `backend`: "shm", or "auto" for what fits ranks without GPUs.
+absl::Status ConnectHost(Connecting* ranks, const std::string& backend) {
+  GroupPlan host = ranks->plan;
+  host.backend = backend;
   TESSERA_ASSIGN_OR_RETURN(
-      host.options.domain,
+      const std::string chosen,
+      ChooseBackend(host.infos, backend, /*built_with_nccl=*/false));
+  TESSERA_ASSIGN_OR_RETURN(
+      ranks->host,
+      MakeOver(chosen, host,
+               c10::make_intrusive<c10d::PrefixStore>("host", ranks->store),
+               {}));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Transport>> ConnectByNccl(Connecting* ranks) {
+  TESSERA_RETURN_IF_ERROR(ConnectHost(ranks, "auto"));
+  const GroupPlan& plan = ranks->plan;
+  return ConnectNcclTransport(ranks->store,
+                              {plan.options.rank, plan.options.world_size,
+                               plan.device, plan.ordered_sums},
+                              ranks->host->transport());
+}
+
+absl::StatusOr<std::shared_ptr<Transport>> ConnectByCudaIpc(Connecting* ranks) {
+  TESSERA_RETURN_IF_ERROR(ConnectHost(ranks, "shm"));
+  CudaIpcOptions options;
+  options.rank = ranks->plan.options.rank;
+  options.world_size = ranks->plan.options.world_size;
+  options.device = ranks->plan.device;
+  return ConnectCudaIpcTransport(options, ranks->host.get(),
+                                 ranks->host->transport());
+}
+
+Connector ConnectorOf(const std::string& backend) {
+  static const auto* const connectors = new std::map<std::string, Connector>{
+      {"shm", ConnectByMemory},         {"gloo", ConnectByGloo},
+      {"hierarchical", ConnectByHosts}, {"nccl", ConnectByNccl},
+      {"cuda_ipc", ConnectByCudaIpc},
+  };
+  return connectors->at(backend);
+}
+
+// `plan.options.domain` is set.
+absl::StatusOr<std::shared_ptr<GroupCommunicator>> MakeOver(
+    std::string backend, const GroupPlan& plan, StorePtr store,
+    GroupMakers makers) {
+  Connecting ranks{plan, std::move(store)};
+  auto transport = ConnectorOf(backend)(&ranks);
+  if (!transport.ok() && ranks.cannot_share && plan.backend == "auto") {
+    TESSERA_LOG(WARNING) << transport.status().message() << "; taking gloo";
+    ranks.store = c10::make_intrusive<c10d::PrefixStore>("gloo", ranks.store);
+    transport = ConnectByGloo(&ranks);
+  }
+  TESSERA_RETURN_IF_ERROR(transport.status());
+  TESSERA_ASSIGN_OR_RETURN(
+      auto group,
+      GroupCommunicator::Create(plan.options, std::move(makers),
+                                plan.options.domain, *std::move(transport)));
+  if (ranks.host != nullptr) group->CountOnFrom(*ranks.host);
+  return group;
+}
+
+absl::StatusOr<std::shared_ptr<Communicator>> MakeWith(
+    const std::string& backend, GroupPlan plan, StorePtr store,
+    GroupMakers makers) {
+  if (backend == "self") return MakeSelfCommunicator(plan.options);
+  // First: when all are connected, what each has put there can be read.
+  TESSERA_ASSIGN_OR_RETURN(
+      plan.options.domain,
       FailureDomain::Join(
           store, plan.options,
           FindNeighbours(plan.infos, plan.options.rank).same_host));
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::string backend,
-      ChooseBackend(plan.infos, host.backend, /*built_with_nccl=*/false));
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::shared_ptr<Communicator> made,
-      MakeWith(backend, host,
-               c10::make_intrusive<c10d::PrefixStore>("host", store)));
-  const auto queued = std::dynamic_pointer_cast<QueuedCommunicator>(made);
-  if (of_gpus == "cuda_ipc") {
-    CudaIpcCommunicatorOptions ipc{plan.options};
-    ipc.device = plan.device;
-    return MakeCudaIpcCommunicator(ipc, host.options.domain, queued);
-  }
-  NcclCommunicatorOptions nccl{plan.options};
-  nccl.device = plan.device;
-  nccl.ordered_sums = plan.ordered_sums;
-  return MakeNcclCommunicator(store, nccl, host.options.domain, queued);
+  return MakeOver(backend, plan, std::move(store), std::move(makers));
 }
 
-absl::StatusOr<std::shared_ptr<Communicator>> MakeWith(
-    absl::string_view backend, const GroupPlan& plan, StorePtr store) {
-  if (backend == "self") return MakeSelfCommunicator(plan.options);
-  if (backend == "nccl" || backend == "cuda_ipc") {
-    return MakeOfGpus(backend, plan, store);
-  }
-  // Where memory cannot be shared, which all ranks see the same way.
-  const auto falls_back = [&](const absl::Status& status) {
-    if (!absl::IsUnavailable(status) || plan.backend != "auto") return false;
-    TESSERA_LOG(WARNING) << status.message() << "; taking gloo";
-    store = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
-    return true;
-  };
-  if (backend == "shm") {
-    auto made = MakeShmCommunicator(store, plan.options);
-    if (made.ok() || !falls_back(made.status())) return made;
-  }
-  const HierarchicalOptions gloo = OverGloo(plan);
-  if (backend == "hierarchical") {
-    auto memory = ConnectHosts(store, gloo);
-    if (memory.ok()) {
-      return MakeHierarchicalCommunicator(std::move(store), gloo,
-                                          *std::move(memory));
-    }
-    if (!falls_back(memory.status())) return memory.status();
-  }
-  return MakeGlooCommunicator(std::move(store), gloo);
-}
-
-// `plan`, able to make subgroups of its group, whose keys are in `store`.
-GroupPlan WithSubgroups(const GroupPlan& plan,
-                        const c10::intrusive_ptr<SubgroupStore>& store);
+// For a group of `plan`, whose subgroups' keys are in `store`.
+GroupMakers MakersOf(const GroupPlan& plan,
+                     const c10::intrusive_ptr<SubgroupStore>& store);
 
 // Why it can be abandoned: connecting blocks inside Gloo and NCCL, which know
 // nothing of ranks that ended; so the work runs on a thread of its own, and
@@ -144,16 +192,17 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeSubgroup(
   const absl::Duration patience = std::min(plan.options.connect_timeout,
                                            plan.options.collective_timeout / 2);
   plan.options.connect_timeout = patience;
-  plan = WithSubgroups(plan, store);
   TESSERA_VLOG(comm, 1) << "group " << plan.options.name << " of ranks "
                         << absl::StrJoin(plan.options.first_ranks, ", ") << ", "
                         << plan.backend;
   auto made = std::make_shared<std::shared_ptr<Communicator>>();
-  auto work = [made, plan, client = store->clone()]() -> absl::Status {
+  auto work = [made, plan, makers = MakersOf(plan, store),
+               client = store->clone()]() -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(*made,
                              MakeWith(plan.backend, plan,
                                       c10::make_intrusive<c10d::PrefixStore>(
-                                          plan.options.name, client)));
+                                          plan.options.name, client),
+                                      makers));
     return absl::OkStatus();
   };
   const Deadline deadline = Deadline::After(patience);
@@ -174,14 +223,14 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeSubgroup(
   return status;
 }
 
-GroupPlan WithSubgroups(const GroupPlan& plan,
-                        const c10::intrusive_ptr<SubgroupStore>& store) {
-  GroupPlan result = plan;
-  result.options.make_shard_server = MakeTcpShardServer;
-  result.options.make_subgroup = [plan, store](const Subgroup& subgroup) {
+GroupMakers MakersOf(const GroupPlan& plan,
+                     const c10::intrusive_ptr<SubgroupStore>& store) {
+  GroupMakers makers;
+  makers.shard_server = MakeTcpShardServer;
+  makers.subgroup = [plan, store](const Subgroup& subgroup) {
     return MakeSubgroup(plan, store, subgroup);
   };
-  return result;
+  return makers;
 }
 
 }  // namespace
@@ -193,7 +242,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeGroup(const GroupPlan& plan,
       const std::string backend,
       ChooseBackend(plan.infos, plan.backend, BuiltWithNccl()));
   const auto subgroups = c10::make_intrusive<SubgroupStore>(std::move(client));
-  return MakeWith(backend, WithSubgroups(plan, subgroups), std::move(store));
+  return MakeWith(backend, plan, std::move(store), MakersOf(plan, subgroups));
 }
 
 }  // namespace tessera

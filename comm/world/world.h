@@ -19,8 +19,8 @@ namespace tessera {
 struct WorldOptions {
   // "auto": nccl where this build has CUDA and every rank has a GPU of its own;
   // shm where all ranks are on one host and can share memory; hierarchical
-  // where some can; gloo otherwise. Or "shm", "hierarchical", "gloo", "nccl";
-  // or "cuda_ipc", for GPUs of one host that ranks may share.
+  // where some can; gloo otherwise. Or one of the names that docs/config.md has
+  // for communication.backend.
   std::string backend = "auto";
   absl::Duration startup_timeout = absl::Seconds(60);
   absl::Duration collective_timeout = absl::Minutes(5);
@@ -54,7 +54,7 @@ class World {
   int local_rank() const { return local_rank_; }
   int local_world_size() const { return local_world_size_; }
   // What this rank is to train on: the GPU of its number among its host's
-  // ranks, of those that it sees, where the backend is nccl or cuda_ipc; for
+  // ranks, of those that it sees, where the backend is of devices; for
   // one rank alone, where it might be; else the CPU. Init has made it this
   // thread's current device. For EngineOptions::device.
   at::Device device() const { return device_; }

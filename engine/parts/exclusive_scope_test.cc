@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "comm/fake_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -16,33 +17,14 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Of one rank; keeps what is announced, and how many all-reduces there are.
-class ListeningCommunicator : public Communicator {
- public:
-  int rank() const override { return 0; }
-  int world_size() const override { return 1; }
-  absl::string_view backend() const override { return "listening"; }
-  CommFuture AllGather(at::Tensor, at::Tensor, CommTag) override { return {}; }
-  CommFuture ReduceScatterSum(at::Tensor, at::Tensor, CommTag,
-                              double) override {
-    return {};
+// Of one rank; counts all-reduces.
+struct ListeningCommunicator : FakeCommunicator {
+  ListeningCommunicator() {
+    before = [this](const CommCall& call) {
+      all_reduces += call.op == CollectiveOp::kAllReduce;
+      return absl::OkStatus();
+    };
   }
-  CommFuture AllReduceSum(at::Tensor, CommTag) override {
-    ++all_reduces;
-    return {};
-  }
-  CommFuture Broadcast(at::Tensor, int, CommTag) override { return {}; }
-  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
-      absl::string_view mine, CommTag) override {
-    return std::vector<std::string>{std::string(mine)};
-  }
-  void Announce(const absl::Status& status) override {
-    announced.push_back(status.ToString());
-  }
-  bool AllAnnounced(absl::Duration) override { return true; }
-  void ClearAnnouncement() override {}
-
-  std::vector<std::string> announced;
   int all_reduces = 0;
 };
 

@@ -7,7 +7,7 @@
 #include "base/memory/memory.h"
 #include "base/monotonic.h"
 #include "base/status.h"
-#include "comm/transport_memory.h"
+#include "comm/backend_table.h"
 #include "config/config.h"
 #include "engine/parts/custom_checks.h"
 #include "engine/parts/settings.h"
@@ -31,12 +31,13 @@ void FillFormula(const ModelTrace& model, const StagePlan& stage,
   report->formula.activations = model.trace.saved_bytes;
 }
 
-// Without a backend that is named: shm where the ranks are on one host, over
-// the network otherwise.
+// Without a backend that is named or there: shm where the ranks are on one
+// host, over the network otherwise.
 void FillCommunication(const proto::Config& config, const PlanOptions& options,
                        PlanReport* report) {
   const proto::Communication& communication = config.communication();
   report->backend = communication.backend() != "auto" ? communication.backend()
+                    : !options.backend.empty()        ? options.backend
                     : options.shared_working_copy     ? "shm"
                                                       : "gloo";
   const int shard_group = config.sharding().shard_group_size();
@@ -45,9 +46,11 @@ void FillCommunication(const proto::Config& config, const PlanOptions& options,
   for (const int ranks :
        {options.world_size, has_replicas ? shard_group : 1,
         has_replicas ? options.world_size / shard_group : 1}) {
-    report->communication_bytes += TransportBytes(
+    const TransportMemory memory = MemoryOfTransport(
         report->backend, ranks,
         {communication.nccl().begin(), communication.nccl().end()});
+    report->communication_bytes += memory.bytes;
+    report->communication_is_estimated |= memory.estimated;
   }
 }
 

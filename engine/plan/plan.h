@@ -53,6 +53,9 @@ struct PlanOptions {
   // The ranks are on one host and have one working copy (over shm, that is the
   // default of sharding.shared_working_copy).
   bool shared_working_copy = false;
+  // Of the group that is planned for, where communication.backend is "auto" and
+  // the group is there; else empty.
+  std::string backend;
   // They train on the CPU; else on a device whose memory is meant, and what is
   // offloaded to cpu is none of it.
   bool on_cpu = true;
@@ -108,6 +111,7 @@ struct PlanReport {
   // That the ranks' transport takes besides, at most, with all groups of ranks;
   // of which backend. Of nccl an estimate, on the device.
   int64_t communication_bytes = 0;
+  bool communication_is_estimated = false;
   std::string backend;
   double seconds = 0;          // that the plan took
   int64_t samples = 1;         // of a step, of all ranks

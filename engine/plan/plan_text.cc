@@ -112,8 +112,8 @@ std::string PlanReport::ToString() const {
                   " besides\n");
   if (communication_bytes > 0) {
     absl::StrAppend(&text, "communication buffers (", backend,
-                    backend == "nccl" ? ", an estimate" : "", ") take ",
-                    backend == "nccl" ? "" : "at most ",
+                    communication_is_estimated ? ", an estimate" : "",
+                    ") take ", communication_is_estimated ? "" : "at most ",
                     BytesText(communication_bytes), " besides\n");
   }
   for (const StagePlan& stage : stages) {

@@ -251,7 +251,7 @@ absl::StatusOr<Rates> MeasureRates(Communicator* comm) {
                              Exposed(comm, rates.all_reduce, sum));
     rates.gather = rates.all_gather;
     rates.gather_exposed = rates.exposed;
-    if (comm->backend() == "gloo") {
+    if (comm->capabilities().prefers_pulls) {
       TESSERA_RETURN_IF_ERROR(MeasurePulls(comm, &between, &rates));
     }
   }

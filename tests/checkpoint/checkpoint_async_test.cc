@@ -11,12 +11,12 @@
 #include "base/monotonic.h"
 #include "base/status.h"
 #include "checkpoint/format/checkpoint_reader.h"
+#include "comm/fake_communicator.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "tests/checkpoint/checkpoint_state.h"
 #include "tests/checkpoint/checkpoint_test_util.h"
 #include "tests/support/rank_pool.h"
-#include "tests/support/recording_communicator.h"
 #include "tests/support/training.h"
 
 namespace tessera {
@@ -110,7 +110,7 @@ TESSERA_RANK_FUNCTION(SaveAsideAndCount) {
   const CheckpointArgs a(args);
   constexpr int64_t kBandwidth = 300'000;
   auto model = BuildModel(a.spec.model, world.rank());
-  auto comm = std::make_shared<RecordingCommunicator>(world.communicator());
+  auto comm = std::make_shared<FakeCommunicator>(world.communicator());
   TESSERA_ASSIGN_OR_RETURN(auto engine,
                            SlowlySavingEngine(a, model, comm, kBandwidth));
   Record record;

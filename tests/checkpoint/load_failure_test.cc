@@ -11,12 +11,12 @@
 #include "base/status.h"
 #include "checkpoint/together.h"
 #include "comm/comm_thread.h"
+#include "comm/fake_communicator.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/rank_pool.h"
-#include "tests/support/recording_communicator.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/trainee.h"
 #include "tests/support/training.h"
@@ -28,19 +28,21 @@ using ::testing::ContainsRegex;
 using ::testing::Each;
 
 // Refuses all-gathers while it is told to. Keeps announcements to itself.
-class RefusingCommunicator : public RecordingCommunicator {
+class RefusingCommunicator : public FakeCommunicator {
  public:
-  using RecordingCommunicator::RecordingCommunicator;
-  CommFuture AllGather(at::Tensor shard, at::Tensor whole,
-                       CommTag tag) override {
-    if (refuses) return DoneFuture(absl::UnavailableError("refused"));
-    return RecordingCommunicator::AllGather(shard, whole, tag);
+  explicit RefusingCommunicator(std::shared_ptr<Communicator> inner)
+      : FakeCommunicator(std::move(inner)) {
+    before = [this](const CommCall& call) {
+      return refuses && call.op == CollectiveOp::kAllGather
+                 ? absl::UnavailableError("refused")
+                 : absl::OkStatus();
+    };
   }
   void Announce(const absl::Status& status) override {
-    absl::StrAppend(&announced, status.message());
+    absl::StrAppend(&said, status.message());
   }
   bool refuses = false;
-  std::string announced;
+  std::string said;
 };
 
 // The same on all ranks, so that none waits.
@@ -56,18 +58,19 @@ TESSERA_RANK_FUNCTION(LoadCannotPublish) {
   comm->refuses = true;
   const absl::Status loaded = engine->LoadCheckpoint(dir).status();
   return absl::StrCat("loaded: ", loaded.message(),
-                      "; announced: ", comm->announced);
+                      "; announced: ", comm->said);
 }
 
 // Counts how often ranks have met.
-class CountingCommunicator : public RecordingCommunicator {
+class CountingCommunicator : public FakeCommunicator {
  public:
-  using RecordingCommunicator::RecordingCommunicator;
-  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
-      absl::string_view mine, CommTag tag) override {
-    auto all = RecordingCommunicator::AllGatherStrings(mine, tag);
-    if (++meetings == 3) third.Notify();
-    return all;
+  using FakeCommunicator::FakeCommunicator;
+  CommFuture Start(CommCall call, CommTag tag) override {
+    const bool meets = call.op == CollectiveOp::kText;
+    CommFuture done = FakeCommunicator::Start(std::move(call), std::move(tag));
+    if (meets) (void)done.Wait();
+    if (meets && ++meetings == 3) third.Notify();
+    return done;
   }
   std::atomic<int> meetings{0};
   absl::Notification third;

@@ -188,6 +188,55 @@ TESSERA_RANK_FUNCTION(CheckBroadcast) {
   return "ok";
 }
 
+TESSERA_RANK_FUNCTION(CheckAllToAll) {
+  const CaseArgs c = ParseArgs(args);
+  const int w = world.world_size();
+  const at::Tensor sent = Values(world.rank(), w * c.numel, c.dtype);
+  const at::Tensor mine = sent.clone();
+  at::Tensor received = torch::zeros_like(sent);
+  TESSERA_RETURN_IF_ERROR(
+      world.communicator()->AllToAll(sent, received, {"all to all"}).Wait());
+  std::vector<at::Tensor> parts;
+  for (int r = 0; r < w; ++r) {
+    parts.push_back(Values(r, c.numel, c.dtype, world.rank() * c.numel));
+  }
+  TESSERA_RETURN_IF_ERROR(ExpectBits(received, torch::cat(parts), "received"));
+  TESSERA_RETURN_IF_ERROR(ExpectBits(sent, mine, "sent"));
+  return "ok";
+}
+
+// Around the ranks, then from the first to the last alone.
+TESSERA_RANK_FUNCTION(CheckSendReceive) {
+  const CaseArgs c = ParseArgs(args);
+  const int w = world.world_size(), rank = world.rank();
+  Communicator& comm = *world.communicator();
+  const at::Tensor mine = Values(rank, c.numel, c.dtype);
+  const at::Tensor sent = mine.clone();
+  at::Tensor received = torch::zeros_like(sent);
+  TESSERA_RETURN_IF_ERROR(comm.SendReceive(sent, (rank + 1) % w, received,
+                                           (rank + w - 1) % w, {"around"})
+                              .Wait());
+  TESSERA_RETURN_IF_ERROR(ExpectBits(
+      received, Values((rank + w - 1) % w, c.numel, c.dtype), "received"));
+  TESSERA_RETURN_IF_ERROR(ExpectBits(sent, mine, "sent"));
+  if (w == 1) return "ok";
+  CommFuture moved;
+  if (rank == 0) {
+    moved = comm.Send(sent, w - 1, {"to the last"});
+  } else if (rank == w - 1) {
+    received.zero_();
+    moved = comm.Receive(received, 0, {"to the last"});
+  } else {
+    moved = comm.SendReceive(sent, -1, received, -1, {"to the last"});
+  }
+  TESSERA_RETURN_IF_ERROR(moved.Wait());
+  const int from = rank == w - 1 ? 0 : (rank + w - 1) % w;
+  TESSERA_RETURN_IF_ERROR(
+      ExpectBits(received, Values(from, c.numel, c.dtype), "last"));
+  TESSERA_RETURN_IF_ERROR(ExpectBits(sent, mine, "sent once"));
+  return "ok";
+}
+
 // Rank r's string has the r-th of the lengths, which go around.
 std::string TextOf(int rank, int shift) {
   static constexpr size_t kLengths[] = {0, 1, 247, 248, 249, 100000};
@@ -254,6 +303,27 @@ absl::Status CheckTensorCollectives(const World& world, Communicator& comm,
   at::Tensor root = mine.clone();
   TESSERA_RETURN_IF_ERROR(comm.Broadcast(root, 1, {"broadcast"}).Wait());
   TESSERA_RETURN_IF_ERROR(ExpectBits(root.cpu(), all[1], "broadcast"));
+
+  const int rank = world.rank();
+  std::vector<at::Tensor> parts;
+  for (int r = 0; r < size; ++r) {
+    parts.push_back(Values(r, kNumel, rank * kNumel));
+  }
+  whole.zero_();
+  TESSERA_RETURN_IF_ERROR(
+      comm.AllToAll(Values(rank, size * kNumel).to(device), whole, {"parts"})
+          .Wait());
+  TESSERA_RETURN_IF_ERROR(ExpectBits(whole.cpu(), torch::cat(parts), "parts"));
+
+  // From the first to the last; those between take no part in it.
+  at::Tensor last = mine.clone();
+  TESSERA_RETURN_IF_ERROR((rank == 0 ? comm.Send(last, size - 1, {"last"})
+                           : rank == size - 1
+                               ? comm.Receive(last, 0, {"last"})
+                               : comm.SendReceive(last, -1, last, -1, {"last"}))
+                              .Wait());
+  TESSERA_RETURN_IF_ERROR(
+      ExpectBits(last.cpu(), all[rank == size - 1 ? 0 : rank], "last"));
 
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> texts,

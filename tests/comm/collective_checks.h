@@ -3,6 +3,7 @@
 //
 //   CheckAllGather CheckReduceScatter   "<dtype> <numel> apart|in_place"
 //   CheckAllReduce CheckBroadcast       "<dtype> <numel> -"
+//   CheckAllToAll CheckSendReceive      "<dtype> <numel> -"
 //   GatherTexts                         strings of many lengths
 #ifndef TESTS_COMM_COLLECTIVE_CHECKS_H_
 #define TESTS_COMM_COLLECTIVE_CHECKS_H_

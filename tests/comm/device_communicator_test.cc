@@ -1,7 +1,5 @@
-// What the communicator over c10d's NCCL does, on the device without hardware,
+// What the transport over c10d's NCCL does, on the device without hardware,
 // with a backend of NCCL's manners (tests/support/device_group.h).
-#include "comm/nccl/device_communicator.h"
-
 #include <sched.h>
 #include <unistd.h>
 
@@ -20,7 +18,8 @@
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/comm_thread.h"
 #include "comm/cuda_ipc/slot_backend.h"
-#include "comm/group/queued_communicator.h"
+#include "comm/device/device_transport.h"
+#include "comm/group/group_communicator.h"
 #include "comm/world/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -51,15 +50,14 @@ void Prepare(absl::string_view mode) {
 
 // A group over the ranks of `world`, which are in no other collective.
 absl::StatusOr<std::shared_ptr<Communicator>> Connect(
-    const World& world, DeviceCommunicatorOptions options,
+    const World& world, DeviceTransportOptions options,
     c10::intrusive_ptr<c10d::Backend> backend = nullptr) {
   TESSERA_ASSIGN_OR_RETURN(
       std::shared_ptr<Communicator> host,
       world.communicator()->Split(0, CommTag("host of devices")));
-  const DeviceCommunicatorOptions own =
-      DeviceOptionsOf(*host, TestDevice(kDevice));
-  static_cast<GroupOptions&>(options) = own;
-  options.device = own.device;
+  options.rank = host->rank();
+  options.world_size = host->world_size();
+  options.device = TestDevice(kDevice);
   options.abort_patience = kPatience;
   return MakeDeviceGroup(options, std::move(host), std::move(backend));
 }
@@ -74,7 +72,7 @@ TESSERA_RANK_FUNCTION(Collectives) {
   Prepare(args);
   const at::Device device = TestDevice(kDevice);
   {
-    DeviceCommunicatorOptions options;
+    DeviceTransportOptions options;
     options.slices_bytes = 900;  // parts of unequal size
     TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(world, options));
     for (int i = 0; i < 3; ++i) {
@@ -265,7 +263,7 @@ TESSERA_RANK_FUNCTION(Endless) {
       comm->AllGather(torch::ones({1}, on), whole, {"unit a"});
   TESSERA_RETURN_IF_ERROR(given.Wait());
   if (args == "gone" && world.rank() == 1) _exit(3);
-  const auto* queued = dynamic_cast<QueuedCommunicator*>(comm.get());
+  const auto* queued = dynamic_cast<GroupCommunicator*>(comm.get());
   while (queued->failure().ok()) absl::SleepFor(absl::Milliseconds(5));
   while (args == "stuck") pause();
   return comm->Barrier("afterwards").ToString();
@@ -282,7 +280,7 @@ TESSERA_RANK_FUNCTION(FailsHalfway) {
   Prepare("once");
   const auto backend = c10::make_intrusive<EndlessBackend>(
       world.rank(), world.world_size(), /*can_be_aborted=*/true);
-  DeviceCommunicatorOptions options;
+  DeviceTransportOptions options;
   options.slices_bytes = 400;
   TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(world, options, backend));
   const auto on = torch::TensorOptions(TestDevice(kDevice));
@@ -308,9 +306,8 @@ TESSERA_RANK_FUNCTION(EndsBeforeAMeeting) {
       const std::shared_ptr<Communicator> host,
       world.communicator()->Split(0, CommTag("host of devices")));
   const auto meeting = std::make_shared<HostMeeting>(
-      std::dynamic_pointer_cast<QueuedCommunicator>(host));
-  DeviceCommunicatorOptions options =
-      DeviceOptionsOf(*host, TestDevice(kDevice));
+      std::dynamic_pointer_cast<GroupCommunicator>(host)->transport());
+  DeviceTransportOptions options = DeviceOptionsOf(*host, TestDevice(kDevice));
   options.on_agreed = [meeting](const auto& call) { meeting->Begin(call); };
   const bool ends = world.rank() == 1;
   TESSERA_ASSIGN_OR_RETURN(

@@ -128,6 +128,8 @@ TEST_P(PlacementTest, EveryCollectiveHasTheBitsOfAPlainLoop) {
   Check(pool, "CheckAllGather", {at::kByte}, large, {"apart", "in_place"});
   Check(pool, "CheckBroadcast", {at::kByte}, small, {"-"});
   Check(pool, "CheckBroadcast", {at::kDouble}, large, {"-"});
+  Check(pool, "CheckAllToAll", {at::kFloat}, small, {"-"});
+  Check(pool, "CheckSendReceive", {at::kByte}, large, {"-"});
   for (const char* name : {"GatherTexts", "SumsInCountedMemory", "ManySizes"}) {
     EXPECT_THAT(pool.Run(name, ""), Each(IsOkAndHolds("ok"))) << name;
   }

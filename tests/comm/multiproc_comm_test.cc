@@ -72,6 +72,14 @@ TEST_P(CollectiveTest, Broadcast) {
         {"-"});
 }
 
+TEST_P(CollectiveTest, AllToAll) {
+  Check("CheckAllToAll", {at::kFloat, at::kByte}, {"-"});
+}
+
+TEST_P(CollectiveTest, SendReceive) {
+  Check("CheckSendReceive", {at::kFloat, at::kByte}, {"-"});
+}
+
 TEST(ValuesTest, ShowTheOrderOfTheirSum) {
   for (at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     const at::Tensor sum = SumInOrder({0, 1, 2}, 0, 9973, dtype);
@@ -184,6 +192,37 @@ TESSERA_RANK_FUNCTION(WrongArguments) {
           .Wait();
   TESSERA_RETURN_IF_ERROR(world.communicator()->Barrier("after"));
   return status.ToString();
+}
+
+// The same, of what only moves.
+TESSERA_RANK_FUNCTION(WrongParts) {
+  Communicator& comm = *world.communicator();
+  const int w = world.world_size();
+  const at::Tensor t = torch::zeros({2 * w}), other = torch::zeros({2 * w});
+  std::string text;
+  for (const CommFuture& refused :
+       {comm.AllToAll(t, t, {"a"}),
+        comm.AllToAll(torch::zeros({2 * w + 1}), torch::zeros({2 * w + 1}),
+                      {"b"}),
+        comm.SendReceive(t, w, other, 0, {"c"}),
+        comm.SendReceive(t, 0, other, -2, {"d"}),
+        comm.SendReceive(t, 0, torch::zeros({1}), 0, {"e"})}) {
+    absl::StrAppend(&text, refused.Wait().ToString(), "\n");
+  }
+  TESSERA_RETURN_IF_ERROR(comm.Barrier("after"));
+  return text;
+}
+
+TEST_P(CollectiveTest, RefusesPartsThatCannotBeMoved) {
+  EXPECT_THAT(
+      RankPool::Get(w())->Run("WrongParts", ""),
+      Each(IsOkAndHolds(AllOf(
+          HasSubstr("a: what is sent and received overlap"),
+          HasSubstr(absl::StrCat("b: what is sent has ", 2 * w() + 1,
+                                 " elements, expected a multiple of ", w())),
+          HasSubstr(absl::StrCat("c: to is ", w(), ", expected -1 to ")),
+          HasSubstr("d: from is -2, expected -1 to "),
+          HasSubstr("e: what is sent and received differ in size")))));
 }
 
 TEST_P(CollectiveTest, RefusesWrongArgumentsAndStaysUsable) {

@@ -9,7 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/nccl/nccl_transport.h"
 #include "config/config.pb.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
@@ -42,7 +42,14 @@ absl::StatusOr<at::Tensor> Collectives(Communicator& comm, at::Tensor whole) {
   TESSERA_RETURN_IF_ERROR(comm.AllGather(shard, all, {"gather"}).Wait());
   TESSERA_RETURN_IF_ERROR(comm.AllReduceSum(whole, {"reduce"}).Wait());
   TESSERA_RETURN_IF_ERROR(comm.Broadcast(shard, 1, {"broadcast"}).Wait());
-  return torch::cat({shard, all, whole}).cpu();
+  at::Tensor moved = torch::zeros_like(whole);
+  TESSERA_RETURN_IF_ERROR(comm.AllToAll(whole, moved, {"all to all"}).Wait());
+  const int rank = comm.rank(), size = comm.world_size();
+  TESSERA_RETURN_IF_ERROR(comm.SendReceive(shard, (rank + 1) % size,
+                                           all.narrow(0, 0, numel),
+                                           (rank + size - 1) % size, {"around"})
+                              .Wait());
+  return torch::cat({shard, all, whole, moved}).cpu();
 }
 
 // "same" if collectives of tensors of the CPU and of copies of them on the GPU

@@ -21,7 +21,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
-#include "comm/group/queued_communicator.h"
+#include "comm/group/group_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/comm/collective_checks.h"
@@ -305,7 +305,7 @@ TESSERA_RANK_FUNCTION(Records) {
                            SubgroupOf(whole, {0, 1, 1}, "nodes"));
   at::Tensor t = torch::ones({4});
   TESSERA_RETURN_IF_ERROR(subgroup.comm->AllReduceSum(t, {"unit a"}).Wait());
-  auto* const comm = dynamic_cast<QueuedCommunicator*>(subgroup.comm.get());
+  auto* const comm = dynamic_cast<GroupCommunicator*>(subgroup.comm.get());
   const std::vector<CollectiveRecord> records = comm->recorder().Snapshot();
   return absl::StrCat(records.size(), " ", records.back().what, "|",
                       records.back().group, "\n", comm->recorder().ToText(),

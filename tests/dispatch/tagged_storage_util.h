@@ -23,6 +23,7 @@
 #include "base/torch_guard.h"
 #include "comm/comm_thread.h"
 #include "comm/communicator.h"
+#include "comm/fake_communicator.h"
 #include "comm/group/self_communicator.h"
 #include "config/config.pb.h"
 #include "engine/engine.h"
@@ -78,8 +79,11 @@ MATCHER_P(FailsWith, message, "is an error whose message matches") {
 }
 
 // A world of one that looks on, and fails a gather when told to.
-class SpyCommunicator : public Communicator {
+class SpyCommunicator : public FakeCommunicator {
  public:
+  SpyCommunicator() : FakeCommunicator(MakeSelfCommunicator()) {
+    before = [this](const CommCall& call) { return LookAt(call); };
+  }
   // The `n`-th gather from now on fails, once; n = 1 is the next one.
   void FailGather(int64_t n) { failing_ = gathers_ + n; }
   int64_t gathers() const { return gathers_; }
@@ -88,46 +92,17 @@ class SpyCommunicator : public Communicator {
   // mode on, or tags or autocast seen.
   int64_t leaks() const { return leaks_; }
 
-  int rank() const override { return 0; }
-  int world_size() const override { return 1; }
-  absl::string_view backend() const override { return "spy"; }
-  CommFuture AllGather(at::Tensor shard, at::Tensor whole,
-                       CommTag tag) override {
-    Look(shard);
-    Look(whole);
-    if (++gathers_ == failing_) {
-      return DoneFuture(absl::UnavailableError("the gather failed"));
-    }
-    return self_->AllGather(shard, whole, tag);
-  }
-  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard, CommTag tag,
-                              double divisor) override {
-    ++reductions_;
-    Look(whole);
-    Look(shard);
-    return self_->ReduceScatterSum(whole, shard, tag, divisor);
-  }
-  CommFuture AllReduceSum(at::Tensor tensor, CommTag tag) override {
-    ++reductions_;
-    Look(tensor);
-    return self_->AllReduceSum(tensor, tag);
-  }
-  CommFuture Broadcast(at::Tensor tensor, int root, CommTag tag) override {
-    return self_->Broadcast(tensor, root, tag);
-  }
-  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
-      absl::string_view mine, CommTag tag) override {
-    return self_->AllGatherStrings(mine, tag);
-  }
-  void Announce(const absl::Status& status) override {
-    self_->Announce(status);
-  }
-  bool AllAnnounced(absl::Duration timeout) override {
-    return self_->AllAnnounced(timeout);
-  }
-  void ClearAnnouncement() override { self_->ClearAnnouncement(); }
-
  private:
+  absl::Status LookAt(const CommCall& call) {
+    const bool gathers = call.op == CollectiveOp::kAllGather;
+    const bool sums = TraitsOf(call.op).sums;
+    if (!gathers && !sums) return absl::OkStatus();
+    if (call.in.defined()) Look(call.in);
+    Look(call.out);
+    reductions_ += sums;
+    if (!gathers || ++gathers_ != failing_) return absl::OkStatus();
+    return absl::UnavailableError("the gather failed");
+  }
   void Look(const at::Tensor& tensor) {
     const bool apart =
         c10::impl::tls_is_dispatch_key_excluded(kTagKey) &&
@@ -137,7 +112,6 @@ class SpyCommunicator : public Communicator {
     }
   }
 
-  std::shared_ptr<Communicator> self_ = MakeSelfCommunicator();
   std::atomic<int64_t> gathers_{0};
   std::atomic<int64_t> reductions_{0};
   std::atomic<int64_t> failing_{0};

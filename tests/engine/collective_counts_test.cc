@@ -12,11 +12,11 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
+#include "comm/fake_communicator.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "tests/support/rank_pool.h"
-#include "tests/support/recording_communicator.h"
 #include "tests/support/trainee.h"
 #include "tests/support/training.h"
 
@@ -73,7 +73,7 @@ TESSERA_RANK_FUNCTION(Count) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   proto::Config config = ConfigOf(spec);
   config.mutable_sharding()->set_check_writes(check_writes);
-  auto comm = std::make_shared<RecordingCommunicator>(world.communicator());
+  auto comm = std::make_shared<FakeCommunicator>(world.communicator());
   torch::manual_seed(1);
   TESSERA_ASSIGN_OR_RETURN(
       Trainee t, Trainee::Make(std::make_shared<Chain>(), config, comm));

@@ -13,12 +13,12 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
+#include "comm/fake_communicator.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "tests/models/recomputed.h"
 #include "tests/support/rank_pool.h"
-#include "tests/support/recording_communicator.h"
 #include "tests/support/trainee.h"
 #include "tests/support/training.h"
 
@@ -34,7 +34,7 @@ struct NotingBlockImpl : torch::nn::Module {
   NotingBlockImpl() {
     weight = register_parameter("weight", 0.1 * torch::randn({kDim, kDim}));
   }
-  at::Tensor forward(const at::Tensor& x, int i, RecordingCommunicator* notes) {
+  at::Tensor forward(const at::Tensor& x, int i, FakeCommunicator* notes) {
     notes->Note(absl::StrCat("forward ", i));
     const at::Tensor h = torch::linear(torch::tanh(x), weight);
     if (h.requires_grad()) {
@@ -52,7 +52,7 @@ class NotingModel : public TestModel {
  public:
   // `recompute`: the second block is used in a reentrant checkpoint, too,
   // before the others.
-  NotingModel(RecordingCommunicator* notes, bool recompute)
+  NotingModel(FakeCommunicator* notes, bool recompute)
       : notes_(notes), recompute_(recompute) {
     for (int i = 0; i < 3; ++i) blocks_->push_back(NotingBlock());
     register_module("blocks", blocks_);
@@ -80,13 +80,13 @@ class NotingModel : public TestModel {
         ->forward(h, i, notes_);
   }
 
-  RecordingCommunicator* notes_;
+  FakeCommunicator* notes_;
   const bool recompute_;
   torch::nn::ModuleList blocks_;
 };
 
 // "gather 1", "reduce 2", "agree".
-std::string Short(const RecordingCommunicator::Call& call) {
+std::string Short(const FakeCommunicator::Call& call) {
   std::string text = absl::StrReplaceAll(
       call.what, {{"all-gather of unit blocks.", "gather "},
                   {"reduction of the gradients of unit blocks.", "reduce "},
@@ -106,7 +106,7 @@ TESSERA_RANK_FUNCTION(Trace) {
   const bool lists = absl::ConsumePrefix(&args, "lists ");
   const bool recompute = absl::ConsumePrefix(&args, "recompute ");
   const TrainingSpec spec = TrainingSpec::FromText(args);
-  auto comm = std::make_shared<RecordingCommunicator>(world.communicator());
+  auto comm = std::make_shared<FakeCommunicator>(world.communicator());
   torch::manual_seed(1);
   TESSERA_ASSIGN_OR_RETURN(
       Trainee t,

@@ -17,12 +17,12 @@
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "base/torch_guard.h"
+#include "comm/fake_communicator.h"
 #include "comm/shard_server.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "tests/support/rank_pool.h"
-#include "tests/support/recording_communicator.h"
 #include "tests/support/trainee.h"
 #include "tests/support/training.h"
 #include "torch/library.h"
@@ -78,10 +78,10 @@ struct Blocks : torch::nn::Module {
 };
 
 // Which memory is shared, and shards that are served, are the other one's.
-class SharingRecorder : public RecordingCommunicator {
+class SharingRecorder : public FakeCommunicator {
  public:
   explicit SharingRecorder(std::shared_ptr<Communicator> inner)
-      : RecordingCommunicator(inner), inner_(std::move(inner)) {}
+      : FakeCommunicator(inner), inner_(std::move(inner)) {}
   absl::StatusOr<std::unique_ptr<SharedMemory>> ShareMemory(
       int64_t bytes, CommTag tag) override {
     return inner_->ShareMemory(bytes, std::move(tag));

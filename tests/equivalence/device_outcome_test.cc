@@ -15,13 +15,13 @@
 #include "base/status_matchers.h"
 #include "c10/core/StreamGuard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
+#include "comm/fake_communicator.h"
 #include "comm/world/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/device/test_device.h"
 #include "tests/equivalence/device_run.h"
 #include "tests/support/rank_pool.h"
-#include "tests/support/recording_communicator.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
@@ -220,20 +220,21 @@ TEST_P(OutcomeTest, GradientsOfElsewhereHaveTheScaleOfTheLoss) {
 }
 
 // An all-reduce over replicas that gives rank 1 other bits.
-class Damaged : public RecordingCommunicator {
+class Damaged : public FakeCommunicator {
  public:
   Damaged(std::shared_ptr<Communicator> inner, bool reduces)
-      : RecordingCommunicator(std::move(inner)), reduces_(reduces) {}
+      : FakeCommunicator(std::move(inner)), reduces_(reduces) {}
   absl::StatusOr<std::shared_ptr<Communicator>> Split(int color,
                                                       CommTag name) override {
     const bool damaged = name.what == "replicas" && rank() == 1;
-    TESSERA_ASSIGN_OR_RETURN(auto part,
-                             RecordingCommunicator::Split(color, name));
+    TESSERA_ASSIGN_OR_RETURN(auto part, FakeCommunicator::Split(color, name));
     return std::make_shared<Damaged>(std::move(part), damaged);
   }
-  CommFuture AllReduceSum(at::Tensor tensor, CommTag tag) override {
-    CommFuture done = RecordingCommunicator::AllReduceSum(tensor, tag);
-    if (reduces_ && done.Wait().ok()) tensor.add_(1);
+  CommFuture Start(CommCall call, CommTag tag) override {
+    const bool damaged = reduces_ && call.op == CollectiveOp::kAllReduce;
+    const at::Tensor sum = call.out;
+    CommFuture done = FakeCommunicator::Start(std::move(call), std::move(tag));
+    if (damaged && done.Wait().ok()) sum.add_(1);
     return done;
   }
 

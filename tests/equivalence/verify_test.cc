@@ -12,13 +12,13 @@
 
 #include "absl/strings/str_split.h"
 #include "base/memory/memory.h"
+#include "comm/fake_communicator.h"
 #include "comm/world/world.h"
 #include "examples/llama/llama.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/models/models.h"
 #include "tests/support/rank_pool.h"
-#include "tests/support/recording_communicator.h"
 #include "tests/support/trainee.h"
 #include "tests/support/training_spec.h"
 
@@ -289,15 +289,15 @@ struct TwoParameters : torch::nn::Module {
 };
 
 // Adds to an element of what the nth reduction gives on rank 1.
-class FaultyCommunicator : public RecordingCommunicator {
+class FaultyCommunicator : public FakeCommunicator {
  public:
   FaultyCommunicator(std::shared_ptr<Communicator> inner, int nth, double error)
-      : RecordingCommunicator(std::move(inner)), nth_(nth), error_(error) {}
-  CommFuture ReduceScatterSum(Tensor whole, Tensor shard, CommTag tag,
-                              double divisor) override {
-    CommFuture sum =
-        RecordingCommunicator::ReduceScatterSum(whole, shard, tag, divisor);
-    if (nth_-- != 0 || rank() != 1 || !sum.Wait().ok()) return sum;
+      : FakeCommunicator(std::move(inner)), nth_(nth), error_(error) {}
+  CommFuture Start(CommCall call, CommTag tag) override {
+    const bool scatters = call.op == CollectiveOp::kReduceScatter;
+    Tensor shard = call.out;
+    CommFuture sum = FakeCommunicator::Start(std::move(call), std::move(tag));
+    if (!scatters || nth_-- != 0 || rank() != 1 || !sum.Wait().ok()) return sum;
     torch::NoGradGuard no_grad;
     shard[5] += error_;
     return sum;

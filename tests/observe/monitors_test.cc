@@ -18,6 +18,7 @@
 #include "base/status_matchers.h"
 #include "base/thread/wait_clock.h"
 #include "base/trace/exposed.h"
+#include "comm/fake_communicator.h"
 #include "comm/world/world.h"
 #include "config/reader/json_reader.h"
 #include "engine/engine.h"
@@ -25,7 +26,6 @@
 #include "gmock/gmock.h"
 #include "tests/observe/metrics_lines.h"
 #include "tests/support/rank_pool.h"
-#include "tests/support/recording_communicator.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/trainee.h"
 #include "tests/support/training.h"
@@ -377,7 +377,7 @@ TEST_F(MonitorsTest, WithoutMonitorsNothingIsKept) {
 
 TESSERA_RANK_FUNCTION(CountExchanges) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
-  auto comm = std::make_shared<RecordingCommunicator>(world.communicator());
+  auto comm = std::make_shared<FakeCommunicator>(world.communicator());
   TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(spec, comm));
   comm->Take();
   Record record;

@@ -19,13 +19,13 @@
 #include "base/status.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/checkpoint_reader.h"
+#include "comm/fake_communicator.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/offload/wide_trainee.h"
 #include "tests/support/rank_pool.h"
-#include "tests/support/recording_communicator.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/trainee.h"
 
@@ -322,16 +322,17 @@ TEST_P(OffloadCheckpointTest, ARefusedLoadChangesNothing) {
 
 // Damages the last rank's file before that rank meets the others for the nth
 // time.
-class DamagingCommunicator : public RecordingCommunicator {
+class DamagingCommunicator : public FakeCommunicator {
  public:
-  using RecordingCommunicator::RecordingCommunicator;
-  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
-      absl::string_view mine, CommTag tag) override {
-    if (meetings_left-- == 0) {
-      if (rank() == world_size() - 1) Damage(dir, rank());
-      damaged = true;
-    }
-    return RecordingCommunicator::AllGatherStrings(mine, std::move(tag));
+  explicit DamagingCommunicator(std::shared_ptr<Communicator> inner)
+      : FakeCommunicator(std::move(inner)) {
+    before = [this](const CommCall& call) {
+      if (call.op == CollectiveOp::kText && meetings_left-- == 0) {
+        if (rank() == world_size() - 1) Damage(dir, rank());
+        damaged = true;
+      }
+      return absl::OkStatus();
+    };
   }
   int meetings_left = -1;
   std::string dir;

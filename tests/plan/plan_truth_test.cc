@@ -19,15 +19,19 @@
 #include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/step_memory/step_memory.h"
+#include "comm/fake_communicator.h"
+#include "comm/backend_table.h"
 #include "engine/construct_sharded.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "sharding/trace/counted_tensors.h"
 #include "tests/plan/truth.h"
 #include "tests/support/rank_pool.h"
-#include "tests/support/recording_communicator.h"
 
 namespace tessera {
 namespace {
+
+using ::testing::HasSubstr;
 
 // Staging of collectives is no part of a plan.
 int64_t LedgerBytes() {
@@ -73,8 +77,7 @@ TESSERA_RANK_FUNCTION(ThirdStep) {
   const int64_t ledger_before = LedgerBytes();
   const TruthModel model = MakeTruthModel(truth.model);
   EngineOptions options;
-  const auto comm =
-      std::make_shared<RecordingCommunicator>(world.communicator());
+  const auto comm = std::make_shared<FakeCommunicator>(world.communicator());
   options.communicator = comm;
   if (truth.shared) options.communicator = world.communicator();
   TESSERA_ASSIGN_OR_RETURN(
@@ -193,6 +196,29 @@ TEST(PlanTransportTest, CommunicationBuffersAreWhatBackendsTake) {
       EXPECT_LE(bytes, report->communication_bytes + 4096);
     }
   }
+}
+
+// The group is there and over several hosts, which no key of the configuration
+// says.
+TEST(PlanTransportTest, TheBackendOfAGroupThatIsThereIsPlannedFor) {
+  proto::Config config = TruthCase::FromText("Mlp stage=2 world=4").config();
+  const TruthModel model = MakeTruthModel("Mlp");
+  PlanOptions options;
+  options.world_size = 4;
+  options.backend = "hierarchical";
+  auto report = Plan(*model.module, model.loss, config, options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->backend, "hierarchical");
+  EXPECT_EQ(report->communication_bytes,
+            MemoryOfTransport("hierarchical", 4).bytes);
+  EXPECT_THAT(report->ToString(),
+              HasSubstr("communication buffers (hierarchical) take at most "));
+  config.mutable_communication()->set_backend("nccl");  // goes before it
+  report = Plan(*model.module, model.loss, config, options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->backend, "nccl");
+  EXPECT_THAT(report->ToString(),
+              HasSubstr("communication buffers (nccl, an estimate) take "));
 }
 
 class PlanTruthTest : public ::testing::TestWithParam<std::string> {};

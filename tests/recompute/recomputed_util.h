@@ -15,10 +15,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "comm/fake_communicator.h"
 #include "comm/group/self_communicator.h"
 #include "engine/engine.h"
 #include "tests/dispatch/held_bytes.h"
-#include "tests/support/recording_communicator.h"
 #include "torch/csrc/autograd/custom_function.h"
 
 namespace tessera {
@@ -129,8 +129,8 @@ class Trained {
     return all;
   }
 
-  std::shared_ptr<RecordingCommunicator> communicator =
-      std::make_shared<RecordingCommunicator>(MakeSelfCommunicator());
+  std::shared_ptr<FakeCommunicator> communicator =
+      std::make_shared<FakeCommunicator>(MakeSelfCommunicator());
   Net net{nullptr};
   std::unique_ptr<Engine> engine;
   Tensor loss;

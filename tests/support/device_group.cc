@@ -16,8 +16,8 @@
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/cuda_ipc/peer_memory.h"
 #include "comm/cuda_ipc/slot_backend.h"
+#include "comm/group/group_communicator.h"
 #include "comm/group/self_communicator.h"
-#include "comm/group/watched_communicator.h"
 #include "comm/shared_memory.h"
 #include "testing/device/test_device.h"
 
@@ -131,9 +131,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeSubgroup(
       std::shared_ptr<Communicator> part,
       host->Split(subgroup.ranks[0], CommTag("host of a part")));
   if (subgroup.ranks.size() == 1) return MakeSelfCommunicator(subgroup.options);
-  DeviceCommunicatorOptions options{subgroup.options};
-  options.device = device;
-  return MakeDeviceGroup(options, std::move(part));
+  return MakeDeviceGroup(DeviceOptionsOf(*part, device), std::move(part));
 }
 
 }  // namespace
@@ -152,11 +150,11 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeDeviceBackend(
 }
 
 absl::StatusOr<std::shared_ptr<Communicator>> MakeDeviceGroup(
-    DeviceCommunicatorOptions options, std::shared_ptr<Communicator> host,
+    DeviceTransportOptions options, std::shared_ptr<Communicator> host,
     c10::intrusive_ptr<c10d::Backend> backend) {
-  auto queued = std::dynamic_pointer_cast<WatchedCommunicator>(host);
+  const auto hosts = std::dynamic_pointer_cast<GroupCommunicator>(host);
   if (backend == nullptr) {
-    const auto meeting = std::make_shared<HostMeeting>(queued);
+    const auto meeting = std::make_shared<HostMeeting>(hosts->transport());
     options.on_agreed = [meeting](const auto& call) { meeting->Begin(call); };
     TESSERA_ASSIGN_OR_RETURN(
         backend, MakeDeviceBackend(host.get(), options.device,
@@ -170,17 +168,24 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeDeviceGroup(
       return absl::OkStatus();
     };
   }
-  options.make_subgroup = [host, device = options.device](const Subgroup& s) {
+  GroupMakers makers;
+  makers.subgroup = [host, device = options.device](const Subgroup& s) {
     return MakeSubgroup(host, device, s);
   };
-  return MakeDeviceCommunicator(options, queued->domain(), queued,
-                                std::move(backend));
+  TESSERA_ASSIGN_OR_RETURN(
+      auto group, GroupCommunicator::Create(
+                      hosts->options(), std::move(makers), hosts->domain(),
+                      MakeDeviceTransport(options, hosts->transport(),
+                                          std::move(backend))));
+  group->CountOnFrom(*hosts);
+  return group;
 }
 
-DeviceCommunicatorOptions DeviceOptionsOf(const Communicator& comm,
-                                          c10::Device device) {
-  DeviceCommunicatorOptions options{
-      dynamic_cast<const WatchedCommunicator&>(comm).options()};
+DeviceTransportOptions DeviceOptionsOf(const Communicator& comm,
+                                       c10::Device device) {
+  DeviceTransportOptions options;
+  options.rank = comm.rank();
+  options.world_size = comm.world_size();
   options.device = device;
   return options;
 }
@@ -195,7 +200,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> DeviceGroup(
   if (group != nullptr) return group;
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> host,
                            comm->Split(0, CommTag("host of devices")));
-  DeviceCommunicatorOptions options = DeviceOptionsOf(*host, device);
+  DeviceTransportOptions options = DeviceOptionsOf(*host, device);
   TESSERA_ASSIGN_OR_RETURN(group, MakeDeviceGroup(options, std::move(host)));
   return group;
 }

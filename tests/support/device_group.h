@@ -1,6 +1,6 @@
 // DeviceGroup: the collectives of ranks of one host on the device without
 // hardware (testing/device/test_device.h), as GPUs have them: a
-// DeviceCommunicator (comm/nccl/device_communicator.h) over what stands in the
+// DeviceTransport (comm/device/device_transport.h) over what stands in the
 // place of c10d's NCCL here: the backend of GPUs that can open each other's
 // memory (comm/cuda_ipc/slot_backend.h, which has NCCL's manners), with memory
 // of the host that the ranks share in the place of theirs.
@@ -14,7 +14,7 @@
 #include "c10/util/intrusive_ptr.h"
 #include "comm/communicator.h"
 #include "comm/cuda_ipc/slot_exchange.h"
-#include "comm/nccl/device_communicator.h"
+#include "comm/device/device_transport.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 
 namespace tessera {
@@ -33,12 +33,12 @@ absl::StatusOr<std::shared_ptr<Communicator>> DeviceGroup(
 // The same as `options` say, over `host`, which no other uses; `backend` null:
 // MakeDeviceBackend's. COLLECTIVE.
 absl::StatusOr<std::shared_ptr<Communicator>> MakeDeviceGroup(
-    DeviceCommunicatorOptions options, std::shared_ptr<Communicator> host,
+    DeviceTransportOptions options, std::shared_ptr<Communicator> host,
     c10::intrusive_ptr<c10d::Backend> backend = nullptr);
 
 // Those of a rank of `comm`.
-DeviceCommunicatorOptions DeviceOptionsOf(const Communicator& comm,
-                                          c10::Device device);
+DeviceTransportOptions DeviceOptionsOf(const Communicator& comm,
+                                       c10::Device device);
 
 }  // namespace tessera
 #endif  // TESTS_SUPPORT_DEVICE_GROUP_H_

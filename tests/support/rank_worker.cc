@@ -15,7 +15,7 @@
 #include "base/env.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "comm/group/queued_communicator.h"
+#include "comm/group/group_communicator.h"
 #include "tests/support/rank_frames.h"
 #include "tests/support/rank_pool.h"
 
@@ -40,7 +40,7 @@ std::string EncodeAnswer(const absl::StatusOr<std::string>& answer,
 
 bool HasFailed(const World& world) {
   auto* const comm =
-      dynamic_cast<QueuedCommunicator*>(world.communicator().get());
+      dynamic_cast<GroupCommunicator*>(world.communicator().get());
   return comm != nullptr && !comm->failure().ok();
 }
 

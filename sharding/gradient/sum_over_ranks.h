@@ -8,8 +8,8 @@
 // Each of the two runs in rank order and rounds to the tensor's dtype as
 // comm/communicator.h says; so all replicas have the same bits, and these are
 // others than those of one group of all ranks.
-#ifndef SHARDING_FLAT_SUM_OVER_RANKS_H_
-#define SHARDING_FLAT_SUM_OVER_RANKS_H_
+#ifndef SHARDING_GRADIENT_SUM_OVER_RANKS_H_
+#define SHARDING_GRADIENT_SUM_OVER_RANKS_H_
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
@@ -35,4 +35,4 @@ SumOverRanks StartSum(const FlatDescription& flat, const at::Tensor& whole,
                       double divisor = 1);
 
 }  // namespace tessera
-#endif  // SHARDING_FLAT_SUM_OVER_RANKS_H_
+#endif  // SHARDING_GRADIENT_SUM_OVER_RANKS_H_

@@ -1,4 +1,4 @@
-#include "sharding/flat/sum_over_ranks.h"
+#include "sharding/gradient/sum_over_ranks.h"
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"

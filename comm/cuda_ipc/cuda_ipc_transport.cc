@@ -1,4 +1,4 @@
-#include "comm/cuda_ipc/cuda_ipc_communicator.h"
+#include "comm/cuda_ipc/cuda_ipc_transport.h"
 
 #include <utility>
 
@@ -7,18 +7,18 @@
 #include "c10/cuda/CUDAStream.h"
 #include "comm/cuda_ipc/cuda_peer_memory.h"
 #include "comm/cuda_ipc/slot_backend.h"
-#include "comm/nccl/device_communicator.h"
-#include "comm/nccl/gpu_sum.h"
-#include "comm/watch/failure_domain.h"
+#include "comm/device/device_transport.h"
+#include "comm/device/gpu_sum.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 
 namespace tessera {
 
-absl::StatusOr<std::shared_ptr<Communicator>> MakeCudaIpcCommunicator(
-    const CudaIpcCommunicatorOptions& options,
-    std::shared_ptr<FailureDomain> domain,
-    std::shared_ptr<QueuedCommunicator> host) {
-  DeviceCommunicatorOptions on_device{options};
+absl::StatusOr<std::shared_ptr<Transport>> ConnectCudaIpcTransport(
+    const CudaIpcOptions& options, Communicator* host,
+    std::shared_ptr<Transport> host_transport) {
+  DeviceTransportOptions on_device;
+  on_device.rank = options.rank;
+  on_device.world_size = options.world_size;
   on_device.device =
       at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(options.device));
   on_device.backend = "cuda_ipc";
@@ -29,13 +29,12 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeCudaIpcCommunicator(
         .unwrap();
   });
   TESSERA_RETURN_IF_ERROR(host->AgreeOk(stream.status(), "stream of cuda_ipc"));
-  TESSERA_ASSIGN_OR_RETURN(
-      std::shared_ptr<PeerMemory> memory,
-      ConnectCudaPeers(host.get(), *stream, options.slot_bytes));
-  const auto meeting = std::make_shared<HostMeeting>(host);
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<PeerMemory> memory,
+                           ConnectCudaPeers(host, *stream, options.slot_bytes));
+  const auto meeting = std::make_shared<HostMeeting>(host_transport);
   on_device.on_agreed = [meeting](const auto& call) { meeting->Begin(call); };
-  return MakeDeviceCommunicator(
-      on_device, std::move(domain), std::move(host),
+  return MakeDeviceTransport(
+      on_device, std::move(host_transport),
       MakeSlotBackend("cuda_ipc", std::move(memory), *stream,
                       [meeting] { return meeting->Meet(); }));
 }

@@ -1,4 +1,4 @@
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/nccl/nccl_transport.h"
 
 #include <cuda_runtime.h>
 
@@ -8,9 +8,8 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "c10/cuda/CUDAGuard.h"
-#include "comm/nccl/device_communicator.h"
-#include "comm/nccl/gpu_sum.h"
-#include "comm/watch/failure_domain.h"
+#include "comm/device/device_transport.h"
+#include "comm/device/gpu_sum.h"
 
 // The only file that sees c10d's NCCL header.
 #include "torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
@@ -42,8 +41,7 @@ std::vector<std::string> VisibleGpus() {
 namespace {
 
 absl::StatusOr<c10::intrusive_ptr<c10d::ProcessGroupNCCL>> MakeGroup(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const NcclCommunicatorOptions& options) {
+    const c10::intrusive_ptr<c10d::Store>& store, const NcclOptions& options) {
   // c10d's own watchdog ends the process when a collective fails; our monitor
   // returns a Status instead.
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
@@ -61,20 +59,19 @@ absl::StatusOr<c10::intrusive_ptr<c10d::ProcessGroupNCCL>> MakeGroup(
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const NcclCommunicatorOptions& options,
-    std::shared_ptr<FailureDomain> domain,
-    std::shared_ptr<QueuedCommunicator> host) {
+absl::StatusOr<std::shared_ptr<Transport>> ConnectNcclTransport(
+    const c10::intrusive_ptr<c10d::Store>& store, const NcclOptions& options,
+    std::shared_ptr<Transport> host) {
   TESSERA_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::ProcessGroupNCCL> group,
                            MakeGroup(store, options));
-  DeviceCommunicatorOptions on_device{options};
+  DeviceTransportOptions on_device;
+  on_device.rank = options.rank;
+  on_device.world_size = options.world_size;
   on_device.device =
       at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(options.device));
   on_device.backend = "nccl";
   if (options.ordered_sums) on_device.ordered_sum = OrderedSumOnGpu;
-  return MakeDeviceCommunicator(on_device, std::move(domain), std::move(host),
-                                std::move(group));
+  return MakeDeviceTransport(on_device, std::move(host), std::move(group));
 }
 
 }  // namespace tessera

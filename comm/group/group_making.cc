@@ -1,30 +1,14 @@
-#include "comm/group/watched_communicator.h"
-
-#include <algorithm>
-#include <string>
+// What a group makes: subgroups, servers of shards, boards of notes.
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/thread/deadline.h"
-#include "base/torch_guard.h"
+#include "comm/group/group_communicator.h"
 
 namespace tessera {
 namespace {
-
-// How long ranks in different collectives wait for one to say why.
-constexpr absl::Duration kCauseWait = absl::Milliseconds(300);
-
-std::vector<int> FirstRanks(const GroupOptions& options) {
-  std::vector<int> ranks;
-  for (int r = 0; r < options.world_size; ++r) {
-    ranks.push_back(options.first_rank(r));
-  }
-  return ranks;
-}
 
 class DomainNotes : public NoteBoard {
  public:
@@ -58,21 +42,6 @@ class DomainNotes : public NoteBoard {
 
 }  // namespace
 
-WatchedCommunicator::WatchedCommunicator(const GroupOptions& options,
-                                         std::shared_ptr<FailureDomain> domain,
-                                         std::function<void()> abort,
-                                         TensorsSeen tensors)
-    : QueuedCommunicator({options.rank, options.world_size, options.name,
-                          domain->failure(), tensors}),
-      options_(options),
-      domain_(std::move(domain)),
-      watched_(std::make_shared<WatchedGroup>(
-          WatchedGroup{options.name, FirstRanks(options), std::move(abort)})) {}
-
-WatchedCommunicator::~WatchedCommunicator() {
-  domain_->monitor().Forget(options_.name);
-}
-
 // Why it is so. A rank whose subgroup cannot be made must not return at once:
 // the other ranks of it would wait to be connected with it, and those of other
 // subgroups would go on, into a collective of this group that it never comes
@@ -85,10 +54,9 @@ WatchedCommunicator::~WatchedCommunicator() {
 // The count of splits makes the names of groups unique in the failure domain,
 // and so the keys with which they meet in the store: ranks of an earlier split
 // of the same name must not be taken for those of this one.
-absl::StatusOr<std::shared_ptr<Communicator>> WatchedCommunicator::Split(
+absl::StatusOr<std::shared_ptr<Communicator>> GroupCommunicator::Split(
     int color, CommTag name) {
-  if (options_.make_subgroup == nullptr)
-    return Communicator::Split(color, name);
+  if (makers_.subgroup == nullptr) return Communicator::Split(color, name);
   if (name.what.empty()) name.what = "subgroup";
   absl::StrAppend(&name.what, " ", ++splits_);
   const std::string where = absl::StrCat("split into ", name.what);
@@ -97,7 +65,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> WatchedCommunicator::Split(
       AllGatherStrings(absl::StrCat(color), CommTag(where, name.site)));
   const Subgroup subgroup = SubgroupOf(name.what, colors);
   absl::StatusOr<std::shared_ptr<Communicator>> made =
-      options_.make_subgroup(subgroup);
+      makers_.subgroup(subgroup);
   const absl::Status mine = Annotate(
       made.status(),
       absl::StrCat("group ", subgroup.options.name, " (ranks ",
@@ -110,20 +78,20 @@ absl::StatusOr<std::shared_ptr<Communicator>> WatchedCommunicator::Split(
   return made;
 }
 
-absl::StatusOr<std::unique_ptr<ShardServer>> WatchedCommunicator::ServeShards(
+absl::StatusOr<std::unique_ptr<ShardServer>> GroupCommunicator::ServeShards(
     CommTag tag) {
-  if (options_.make_shard_server == nullptr) {
+  if (makers_.shard_server == nullptr) {
     return Communicator::ServeShards(std::move(tag));
   }
   if (tag.what.empty()) tag.what = "shard server";
-  return options_.make_shard_server(this, tag);
+  return makers_.shard_server(this, tag);
 }
 
-absl::StatusOr<std::unique_ptr<NoteBoard>> WatchedCommunicator::ShareNotes(
+absl::StatusOr<std::unique_ptr<NoteBoard>> GroupCommunicator::ShareNotes(
     CommTag tag) {
   if (tag.what.empty()) tag.what = "notes";
   auto board = std::make_unique<DomainNotes>(
-      domain_, absl::StrCat(options_.name, "#", ++boards_), names(),
+      domain_, absl::StrCat(options_.name, "#", ++boards_), watched_->ranks,
       options_.collective_timeout);
   // A store waits for a key that nobody has set: all set theirs first.
   // (If the one that keeps the store has ended nobody takes it any more.)
@@ -140,12 +108,11 @@ absl::StatusOr<std::unique_ptr<NoteBoard>> WatchedCommunicator::ShareNotes(
   return board;
 }
 
-Subgroup WatchedCommunicator::SubgroupOf(
+Subgroup GroupCommunicator::SubgroupOf(
     const std::string& name, const std::vector<std::string>& colors) const {
   Subgroup subgroup;
   subgroup.parent_backend = std::string(backend());
   subgroup.options = options_;
-  subgroup.options.make_subgroup = nullptr;
   subgroup.options.domain = domain_;
   subgroup.options.name =
       absl::StrCat(options_.name, options_.name.empty() ? "" : "/", name, ".",
@@ -160,33 +127,6 @@ Subgroup WatchedCommunicator::SubgroupOf(
   }
   subgroup.options.world_size = static_cast<int>(subgroup.ranks.size());
   return subgroup;
-}
-
-absl::Status WatchedCommunicator::WatchedBy(
-    WaitMonitor* monitor, const Call& call,
-    const std::function<absl::Status()>& body) {
-  monitor->Begin({call.sequence, call.signature, call.what, call.details},
-                 watched_);
-  absl::Status status = CatchTorch(std::string(backend()).c_str(), body);
-  if (absl::IsFailedPrecondition(status)) {
-    status = WithTheCause(status);
-  } else if (!status.ok()) {
-    status = Annotate(status, call.what);
-  }
-  return monitor->End(status);
-}
-
-absl::Status WatchedCommunicator::WithTheCause(const absl::Status& mismatch) {
-  const Deadline until = Deadline::After(kCauseWait);
-  do {
-    const std::vector<Announcement> posted = domain_->announcements().Read();
-    if (!posted.empty()) return posted.front().status;
-    if (domain_->announcements().has_posted()) {
-      return domain_->announcements().posted();
-    }
-    absl::SleepFor(absl::Milliseconds(10));
-  } while (!until.HasPassed());
-  return mismatch;
 }
 
 }  // namespace tessera

@@ -1,10 +1,10 @@
-#include "comm/nccl/gpu_sum.h"
+#include "comm/device/gpu_sum.h"
 
 #include <cuda_runtime.h>
 
 #include "absl/strings/str_cat.h"
 #include "c10/cuda/CUDAStream.h"
-#include "comm/nccl/device_communicator.h"
+#include "comm/device/device_transport.h"
 #include "comm/reduce/ordered_sum.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-// The communicator of CPU ranks on several hosts that have more than one rank
+// The transport of CPU ranks on several hosts that have more than one rank
 // each: shared memory within a host (comm/shm), Gloo between hosts.
 //
 // What a host sends to others, B the bytes of the whole tensor, H hosts:
@@ -22,37 +22,38 @@
 //
 // Buffers of counted memory are read by the ranks of a host where they lie,
 // others are staged. Buffers for pieces are kept, a few of at most 1 MiB.
-#ifndef COMM_HIERARCHICAL_HIERARCHICAL_COMMUNICATOR_H_
-#define COMM_HIERARCHICAL_HIERARCHICAL_COMMUNICATOR_H_
+#ifndef COMM_HIERARCHICAL_HIERARCHICAL_TRANSPORT_H_
+#define COMM_HIERARCHICAL_HIERARCHICAL_TRANSPORT_H_
 
 #include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "c10/util/intrusive_ptr.h"
-#include "comm/communicator.h"
-#include "comm/gloo/gloo_communicator.h"
+#include "comm/gloo/gloo_transport.h"
 #include "comm/shm/shm_memory.h"
+#include "comm/transport.h"
 
 namespace tessera {
 
-struct HierarchicalOptions : GlooCommunicatorOptions {
+struct HierarchicalOptions : GlooTransportOptions {
   // By rank: any number that the ranks which share memory with it alone have.
   std::vector<int> hosts;
 };
 
 // The ranks of each host map each other's memory (comm/shm/map_peers.h), and
 // all agree how that went. COLLECTIVE, blocking. `store` must hold keys of this
-// communicator only. Returns Unavailable, the same on all ranks, if the ranks
-// of a host cannot share memory.
+// group only. Returns Unavailable, the same on all ranks, if the ranks of a
+// host cannot share memory.
 absl::StatusOr<std::shared_ptr<ShmMemory>> ConnectHosts(
-    c10::intrusive_ptr<c10d::Store> store, const HierarchicalOptions& options);
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const HierarchicalOptions& options);
 
 // COLLECTIVE, blocking. `memory` and `store` are those of ConnectHosts. Returns
 // Unavailable or DeadlineExceeded.
-absl::StatusOr<std::shared_ptr<Communicator>> MakeHierarchicalCommunicator(
-    c10::intrusive_ptr<c10d::Store> store, const HierarchicalOptions& options,
-    std::shared_ptr<ShmMemory> memory);
+absl::StatusOr<std::shared_ptr<Transport>> ConnectHierarchicalTransport(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const HierarchicalOptions& options, std::shared_ptr<ShmMemory> memory);
 
 }  // namespace tessera
-#endif  // COMM_HIERARCHICAL_HIERARCHICAL_COMMUNICATOR_H_
+#endif  // COMM_HIERARCHICAL_HIERARCHICAL_TRANSPORT_H_

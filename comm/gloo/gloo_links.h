@@ -1,0 +1,96 @@
+// GlooLinks: messages between the ranks of a group, over c10d's Gloo.
+//
+// Of c10d's ProcessGroupGloo only point-to-point messages are used: they read
+// and write slices of the user's tensors in place, where its collectives want
+// whole, packed tensors; and they can be aborted, where its collectives cannot.
+// Between two ranks, messages of one tag keep their order; tags never mix.
+//
+// Threads: one thread sends, receives and waits; Abort may come from any.
+#ifndef COMM_GLOO_GLOO_LINKS_H_
+#define COMM_GLOO_GLOO_LINKS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "c10/util/intrusive_ptr.h"
+
+namespace c10d {
+class Store;
+class ProcessGroupGloo;
+class Work;
+}  // namespace c10d
+
+namespace tessera {
+
+class GlooLinks {
+ public:
+  struct Message;  // one send or receive under way
+
+  struct Options {
+    int rank = 0;
+    int world_size = 1;
+    bool same_host = true;  // all ranks: then only the loopback is listened on
+    std::string address;    // otherwise: this host's, "" if not known
+    absl::Duration connect_timeout;
+    // What the ranks are called in messages, instead of 0, 1, ...
+    std::vector<int> names;
+  };
+
+  // Connects all ranks with all, has them prove that they are of this job
+  // (gloo_peers.h), and lets nobody in any more. On several hosts it listens at
+  // the interface that GLOO_SOCKET_IFNAME names, or at options.address, or
+  // where this host's name leads. COLLECTIVE, blocking. Returns Unavailable if
+  // the network or the store fails, PermissionDenied if somebody else has
+  // connected, InvalidArgument if the variable's value is no such interface.
+  static absl::StatusOr<std::shared_ptr<GlooLinks>> Connect(
+      c10::intrusive_ptr<c10d::Store> store, const Options& options);
+
+  ~GlooLinks();
+
+  // Start to move the bytes of contiguous CPU tensor `t`, which must stay alive
+  // until the message's Wait has returned OK. LOCAL, ASYNC.
+  std::shared_ptr<Message> Send(at::Tensor t, int peer, uint32_t tag);
+  std::shared_ptr<Message> Receive(at::Tensor t, int peer, uint32_t tag);
+
+  // Blocks until `message` is done. Returns Unavailable naming the peer if its
+  // connection broke, Cancelled after Abort.
+  absl::Status Wait(Message& message);
+
+  static int PeerOf(const Message& message);
+  // What `rank` of the group is called in messages.
+  int NameOf(int rank) const { return names_.empty() ? rank : names_[rank]; }
+
+  // Makes every Wait under way and to come return. LOCAL.
+  void Abort();
+
+  // After a failure messages may still be written by Gloo's own thread, and
+  // closing the group could block: so keeps `transport`, its messages and
+  // `memory` (what the messages point into) until the process ends.
+  static void Abandon(std::shared_ptr<GlooLinks> transport,
+                      std::shared_ptr<void> memory);
+
+ private:
+  GlooLinks();
+  using Tensors = std::vector<at::Tensor>;
+  using Work = c10::intrusive_ptr<c10d::Work>;
+  std::shared_ptr<Message> Start(at::Tensor t, int peer,
+                                 const std::function<Work(Tensors&)>& start);
+
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
+  std::vector<int> names_;
+  absl::Mutex mutex_;
+  bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::shared_ptr<Message>> pending_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera
+#endif  // COMM_GLOO_GLOO_LINKS_H_

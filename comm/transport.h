@@ -1,0 +1,77 @@
+// Transport: how one backend moves what the ranks of a group exchange, for the
+// communicator of that group (comm/group/group_communicator.h), which has
+// checked and recorded the call, and watches its wait.
+//
+//   AllGather(...) --> CommThread --> monitor --> Transport::Run(call)
+//
+// Calls are valid and not empty, and come one at a time, from one thread. One
+// that works in host memory (Capabilities::device is false) sees tensors of the
+// CPU alone. One that gives a collective to a device returns when that is done;
+// what ends it there is TakeDeviceEnd's.
+#ifndef COMM_TRANSPORT_H_
+#define COMM_TRANSPORT_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "comm/capabilities.h"
+#include "comm/comm_call.h"
+#include "comm/communicator.h"
+#include "comm/shared_memory.h"
+
+namespace tessera {
+
+// Who is told of a transport's waits.
+struct WaitListener {
+  std::vector<int> names;  // by rank: what it is called in messages
+  // The message of `peer` is waited for now; -1: nobody's.
+  std::function<void(int peer)> awaited;
+  // The collective under way was blocked for so long until something of `peer`
+  // came for the first time.
+  std::function<void(int peer, absl::Duration)> waited;
+  // Unavailable if the process of `peer` has ended, or has left.
+  std::function<absl::Status(int peer)> end_of;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual absl::string_view name() const = 0;  // "shm", "gloo", ...
+  virtual Capabilities capabilities() const = 0;
+  // Before the first Run, and again where another communicator takes over.
+  virtual void Listen(WaitListener /*listener*/) {}
+
+  // Blocks until the result may be read by any thread; of tensors of a device,
+  // by what their current stream does next. Sums are divided by call.divisor
+  // with the bits of DivideBy (base/torch/divide.h). An error makes the group
+  // failed; FailedPrecondition means that ranks are in different collectives.
+  // COLLECTIVE.
+  virtual absl::Status Run(const CommCall& call) = 0;
+  // Makes the wait under way return soon, and those to come. Any thread.
+  virtual void Abort() {}
+
+  // ---- of those that give collectives to a device
+
+  // Once after each Run, whatever it returned. Null if nothing was given to the
+  // device; else what blocks until that is done, and says how it ended, on
+  // another thread.
+  virtual std::function<absl::Status()> TakeDeviceEnd() { return nullptr; }
+  // What the device was given failed, or did not end; the group has failed.
+  virtual void AbandonDevice(const absl::Status& /*why*/) {}
+
+  // As Communicator::ShareMemory, for `group`, which runs over this.
+  virtual absl::StatusOr<std::unique_ptr<SharedMemory>> ShareMemory(
+      Communicator* group, int64_t bytes, const CommTag& tag) {
+    return group->Communicator::ShareMemory(bytes, tag);
+  }
+};
+
+}  // namespace tessera
+#endif  // COMM_TRANSPORT_H_
