@@ -56,6 +56,8 @@ struct OperatorInfo {
   // It is the user's, and its schema says of all that it writes: what it writes
   // besides is his mistake (sharding/dispatch/undeclared_writes.h).
   bool promises = false;
+  // Nothing is known of what it writes: all of its arguments count as written.
+  bool writes_are_guessed() const { return !aten && !promises; }
   // Per argument: a running statistic that the operator updates. Empty: none.
   std::vector<bool> statistics;
   // The boolean argument that says whether it updates them; -1: always.

@@ -10,42 +10,14 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
+#include "base/torch/placed_tensor.h"
+#include "base/torch/saved_version.h"
 #include "base/torch/torch_scope.h"
-#include "base/torch/version_error.h"
 #include "c10/core/StorageImpl.h"
 #include "sharding/flat/registry.h"
-#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
-
-// A tensor's version counter, and where it stood.
-class SavedVersion {
- public:
-  explicit SavedVersion(const at::Tensor& tensor)
-      : counter_(torch::autograd::impl::version_counter(tensor)),
-        saved_(counter_.current_version()) {}
-  bool changed() const { return now() != saved_; }
-  int64_t now() const { return counter_.current_version(); }
-  int64_t saved() const { return saved_; }
-  const c10::VariableVersion& counter() const { return counter_; }
-
- private:
-  c10::VariableVersion counter_;
-  int64_t saved_;
-};
-
-// Where a tensor's elements are in its storage, and what they are.
-struct Layout {
-  explicit Layout(const at::Tensor& tensor)
-      : dtype(tensor.dtype()),
-        sizes(tensor.sizes()),
-        strides(tensor.strides()),
-        offset(tensor.storage_offset()) {}
-  caffe2::TypeMeta dtype;
-  c10::DimVector sizes, strides;
-  int64_t offset;
-};
 
 // What is remembered of a cast: all but the memory.
 struct Cast {
@@ -53,10 +25,9 @@ struct Cast {
        const at::Tensor& cast)
       : storage(cast.storage().getWeakStorageImpl()),
         version(cast),
-        layout(cast),
+        place(cast),
         source_storage(source.storage().getWeakStorageImpl()),
-        source_keys(source.key_set()),
-        source_layout(source),
+        source_place(source),
         source_version(source),
         parameter_version(owned.flat->ParameterOfSlot(owned.slot).tensor) {}
 
@@ -67,10 +38,9 @@ struct Cast {
 
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   SavedVersion version;
-  Layout layout;
+  TensorPlace place;
   c10::weak_intrusive_ptr<c10::StorageImpl> source_storage;
-  c10::DispatchKeySet source_keys;
-  Layout source_layout;
+  TensorPlace source_place;
   // Two, since the source may be a .data(), which has a counter of its own.
   SavedVersion source_version, parameter_version;
 };
@@ -121,7 +91,7 @@ class SavedCastImpl final : public SavedCast {
       : cast_(std::move(cast)),
         owned_(std::move(owned)),
         source_(std::move(source)),
-        layout_(saved),
+        place_(saved),
         version_(saved) {}
 
   const std::shared_ptr<FlatParameter>& flat() const override {
@@ -129,19 +99,17 @@ class SavedCastImpl final : public SavedCast {
   }
 
   void CheckVersions() const override {
-    const auto options = source_.options().dtype(layout_.dtype);
-    TORCH_CHECK(!version_.changed(),
-                VersionError(at::empty({0}, options).toString(), layout_.sizes,
-                             version_.saved(), version_.now()));
+    const auto options = source_.options().dtype(place_.dtype);
+    TORCH_CHECK(
+        !version_.changed(),
+        version_.Error(at::empty({0}, options).toString(), place_.sizes));
     const SavedVersion& source = cast_->source_version.changed()
                                      ? cast_->source_version
                                      : cast_->parameter_version;
     TORCH_CHECK(
-        !source.changed(),
-        VersionError(source_.toString(), source_.sizes(), source.saved(),
-                     source.now()),
-        " [", owned_.flat->name(), "] It is parameter '", owned_.parameter(),
-        "', which was cast to ", cast_->layout.dtype.name(),
+        !source.changed(), source.Error(source_), " [", owned_.flat->name(),
+        "] It is parameter '", owned_.parameter(), "', which was cast to ",
+        cast_->place.dtype.name(),
         " (by autocast or .to()). Backward casts it again instead of keeping "
         "the cast; to keep the values of before, save a clone() of the cast.");
   }
@@ -152,10 +120,10 @@ class SavedCastImpl final : public SavedCast {
     {
       TorchScope scope;
       at::AutoDispatchBelowADInplaceOrView no_view_metadata;
-      cast = at::empty_strided(cast_->layout.sizes, cast_->layout.strides,
-                               source_.options().dtype(cast_->layout.dtype));
+      cast = at::empty_strided(cast_->place.sizes, cast_->place.strides,
+                               source_.options().dtype(cast_->place.dtype));
       cast.copy_(source_);
-      view = cast.as_strided(layout_.sizes, layout_.strides, layout_.offset);
+      view = cast.as_strided(place_.sizes, place_.strides, place_.offset);
     }
     // For a backward of the graph that this backward makes.
     if (makes_graph) RememberCast(source_, cast);
@@ -166,23 +134,9 @@ class SavedCastImpl final : public SavedCast {
   const std::shared_ptr<const Cast> cast_;
   const StorageOwner owned_;
   const at::Tensor source_;  // alias, without history
-  const Layout layout_;      // of what was saved: a view of the cast
+  const TensorPlace place_;  // of what was saved: a view of the cast
   const SavedVersion version_;
 };
-
-// An alias of what was cast, without history.
-at::Tensor SourceOf(const Cast& cast,
-                    c10::intrusive_ptr<c10::StorageImpl> storage) {
-  auto source = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(std::move(storage)), cast.source_keys,
-      cast.source_layout.dtype);
-  c10::TensorImpl* impl = source.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides(cast.source_layout.sizes,
-                              cast.source_layout.strides,
-                              cast.source_layout.offset);
-  impl->set_version_counter(cast.source_version.counter());
-  return source;
-}
 
 }  // namespace
 
@@ -200,16 +154,19 @@ void RememberCast(const at::Tensor& source, const at::Tensor& cast) {
 std::unique_ptr<SavedCast> SavedCast::Of(const at::Tensor& tensor) {
   auto cast = Casts::Global().Find(tensor);
   if (cast == nullptr || cast->changed()) return nullptr;
-  const bool is_view = tensor.dtype() == cast->layout.dtype &&
+  const bool is_view = tensor.dtype() == cast->place.dtype &&
                        tensor._version() == cast->version.saved() &&
                        !tensor.is_conj() && !tensor.is_neg();
   if (!is_view) return nullptr;
   auto storage = cast->source_storage.lock();
   const StorageOwner owned = Registry::Global().Find(storage.get());
   if (!owned) return nullptr;
-  at::Tensor source = SourceOf(*cast, std::move(storage));
-  return std::make_unique<SavedCastImpl>(std::move(cast), owned,
-                                         std::move(source), tensor);
+  const at::Tensor source =
+      cast->source_place.Over(c10::Storage(std::move(storage)));
+  source.unsafeGetTensorImpl()->set_version_counter(
+      cast->source_version.counter());
+  return std::make_unique<SavedCastImpl>(std::move(cast), owned, source,
+                                         tensor);
 }
 
 }  // namespace tessera

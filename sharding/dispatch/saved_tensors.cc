@@ -21,8 +21,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "base/step_memory/tensor_bytes.h"
+#include "base/torch/placed_tensor.h"
+#include "base/torch/saved_version.h"
 #include "base/torch/storage_access.h"
-#include "base/torch/version_error.h"
 #include "sharding/dispatch/backward_pins.h"
 #include "sharding/dispatch/operator_watch.h"
 #include "sharding/dispatch/saved_casts.h"
@@ -95,10 +96,8 @@ class SavedTensor : public autograd::SavedVariableHooks {
   void call_pack_hook(const at::Tensor& tensor) override {
     cast_ = SavedCast::Of(tensor);
     if (cast_ != nullptr) return;
-    alias_ = at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
-        autograd::impl::version_counter(tensor),
-        /*allow_tensor_metadata_change=*/true));
-    version_ = tensor._version();
+    alias_ = AliasOf(tensor);
+    version_ = SavedVersion(tensor);
     if (StorageOwner owned = Registry::Global().Find(alias_)) {
       AddTag(alias_);
       memory_unit_ = owned.flat->memory_unit(owned.slot);
@@ -116,9 +115,7 @@ class SavedTensor : public autograd::SavedVariableHooks {
       return cast_->Make();
     }
     if (slot_ != nullptr) return slot_->Unpack();
-    TORCH_CHECK(alias_._version() == version_,
-                VersionError(alias_.toString(), alias_.sizes(), version_,
-                             alias_._version()));
+    TORCH_CHECK(!version_.changed(), version_.Error(alias_));
     if (flat_ != nullptr) {
       NoteUnitUse(memory_unit_);
       NodePins::OfThread().Add(flat_);
@@ -129,7 +126,7 @@ class SavedTensor : public autograd::SavedVariableHooks {
  private:
   std::unique_ptr<SavedCast> cast_;  // null: all that follows is set
   at::Tensor alias_;
-  int64_t version_ = 0;
+  SavedVersion version_;
   int memory_unit_ = 0;                  // of flat_
   std::shared_ptr<FlatParameter> flat_;  // null: an ordinary tensor
   std::shared_ptr<SavedSlot> slot_;      // not null: instead of alias_
@@ -183,13 +180,6 @@ void InstallSavedTensorHooks() {
     return true;
   }();
   (void)done;
-}
-
-std::unique_ptr<torch::autograd::SavedVariableHooks> SaveTensor(
-    const at::Tensor& tensor) {
-  auto saved = std::make_unique<SavedTensor>();
-  saved->call_pack_hook(tensor);
-  return saved;
 }
 
 void ReleaseNodePins() {

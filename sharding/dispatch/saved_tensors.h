@@ -12,24 +12,12 @@
 #define SHARDING_DISPATCH_SAVED_TENSORS_H_
 
 #include <cstdint>
-#include <memory>
-
-#include "ATen/core/Tensor.h"
-
-namespace torch::autograd {
-struct SavedVariableHooks;
-}
 
 namespace tessera {
 
 // Installs the hooks for the whole process. Idempotent; LOCAL. They cost about
 // 0.3 us per saved tensor while any engine lives, nothing otherwise.
 void InstallSavedTensorHooks();
-
-// Keeps `tensor` as autograd would: call_unpack_hook gives it back, without
-// history, or throws libtorch's error of a changed version. LOCAL.
-std::unique_ptr<torch::autograd::SavedVariableHooks> SaveTensor(
-    const at::Tensor& tensor);
 
 // Releases the pins that unpacked tensors hold, on all threads, and all
 // BackwardPins. Call when no backward runs.

@@ -30,7 +30,16 @@ void ForEachTensorOf(const torch::jit::Stack& stack, size_t n, F&& f) {
   }
 }
 
-// `value` with each tensor replaced by what f(tensor) returns.
+// Calls f(tensor, index of the value) for those that are defined.
+template <typename F>
+void ForEachDefinedTensor(const torch::jit::Stack& stack, size_t n, F&& f) {
+  ForEachTensorOf(stack, n, [&](const at::Tensor& t, size_t i) {
+    if (t.defined()) f(t, i);
+  });
+}
+
+// `value` with each tensor replaced by what f(tensor) returns. A list with
+// tensors becomes another list, since others may have it, too.
 template <typename F>
 c10::IValue WithTensors(const c10::IValue& value, F&& f) {
   if (value.isTensor()) return f(value.toTensor());
@@ -48,6 +57,20 @@ c10::IValue WithTensors(const c10::IValue& value, F&& f) {
     return list;
   }
   return value;
+}
+
+// Puts what f(tensor, index of the value) returns in the place of each defined
+// tensor of the top `n` values, unless that is undefined.
+template <typename F>
+void ReplaceTensors(torch::jit::Stack* stack, size_t n, F&& f) {
+  for (size_t i = 0; i < n; ++i) {
+    c10::IValue& value = (*stack)[stack->size() - n + i];
+    if (!value.isTensor() && !value.isList()) continue;
+    value = WithTensors(value, [&](const at::Tensor& t) {
+      at::Tensor other = t.defined() ? f(t, i) : at::Tensor();
+      return other.defined() ? other : t;
+    });
+  }
 }
 
 }  // namespace tessera

@@ -5,17 +5,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/torch/version_error.h"
 #include "base/torch_guard.h"
 #include "sharding/flat/registry.h"
-#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
-
-int64_t VersionOf(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : tensor._version();
-}
 
 // Memory that is not its tensor's, or so small that it costs nothing to be
 // sure.
@@ -29,39 +23,48 @@ bool MayChangeUnseen(const at::Tensor& tensor) {
 
 }  // namespace
 
-OutsideTensor::OutsideTensor(const at::Tensor& tensor)
-    : cast_(SavedCast::Of(tensor)), version_(VersionOf(tensor)) {
+OutsideTensor::OutsideTensor(const at::Tensor& tensor, OperatorWatch* outer)
+    : cast_(SavedCast::Of(tensor)), version_(tensor) {
   if (cast_ != nullptr) return;
   alias_ = AliasOf(tensor);
+  if (outer == nullptr || tensor.is_inference() ||
+      Registry::Global().Find(alias_)) {
+    return;
+  }
+  slot_ = outer->Save(tensor, alias_);
+  if (slot_ != nullptr) alias_.reset();
 }
 
 at::Tensor OutsideTensor::Value(const TensorPlace* place,
-                                const std::string& reader, PinSet* pins) const {
+                                absl::string_view reader, PinSet* pins) const {
   if (cast_ != nullptr) {
     cast_->CheckVersions();
     pins->Add(cast_->flat());
     const at::Tensor cast = cast_->Make();
     return place == nullptr ? cast : place->Over(cast.storage());
   }
+  if (slot_ != nullptr) return slot_->Unpack();
   if (stored_ != nullptr) {
     auto memory = store_->Get(stored_);
     ThrowIfError(memory.status());
     return place->Over(*std::move(memory));
   }
   if (copied_) return place->Over(copy_);
-  TORCH_CHECK(VersionOf(alias_) == version_,
-              VersionError(alias_.toString(), alias_.sizes(), version_,
-                           VersionOf(alias_)),
-              " [", reader,
-              "] It is read where activations are computed again; write to a "
-              "clone() of it, or leave the module out of "
-              "activation_checkpointing.units");
+  const auto by = [&] {
+    return reader.empty()
+               ? ""
+               : absl::StrCat(" [", reader,
+                              "] It is read where activations are computed "
+                              "again; write to a clone() of it, or leave the "
+                              "module out of activation_checkpointing.units");
+  };
+  TORCH_CHECK(IsUnchanged(), version_.Error(alias_), by());
   return place == nullptr ? alias_ : place->Over(alias_.storage());
 }
 
 bool OutsideTensor::IsNow(const at::Tensor& tensor) const {
   if (cast_ != nullptr) return false;
-  if (!copied_) return version_ == VersionOf(tensor);
+  if (!copied_) return version_.saved() == SavedVersion(tensor).saved();
   if (stored_ != nullptr) return false;
   const c10::Storage& now = tensor.storage();
   return now.device().is_cpu() && now.nbytes() == copy_.nbytes() &&
@@ -71,7 +74,7 @@ bool OutsideTensor::IsNow(const at::Tensor& tensor) const {
 void OutsideTensor::Copy() {
   if (cast_ != nullptr || copied_) return;
   if (stored_ != nullptr) return store_->AwaitOut(stored_);
-  if (VersionOf(alias_) != version_) return;
+  if (!IsUnchanged()) return;
   if (!alias_.has_storage() || Registry::Global().Find(alias_)) return;
   copy_ = CopyOf(alias_.storage());
   copied_ = true;
@@ -81,14 +84,14 @@ void OutsideTensor::Copy() {
 void OutsideTensor::MoveTo(ActivationStore::Group* group,
                            const std::string& what) {
   if (cast_ != nullptr || stored_ != nullptr) return;
-  if (!copied_ &&
-      (!IsPlain(alias_) || alias_.is_inference() ||
-       VersionOf(alias_) != version_ || Registry::Global().Find(alias_))) {
+  if (!copied_ && (!IsPlain(alias_) || alias_.is_inference() ||
+                   !IsUnchanged() || Registry::Global().Find(alias_))) {
     return;
   }
   const c10::Storage& from = copied_ ? copy_ : alias_.storage();
   const size_t used = copied_ ? from.nbytes() : alias_.nbytes();
-  auto stored = group->Put(from, static_cast<int64_t>(used), version_, what);
+  auto stored =
+      group->Put(from, static_cast<int64_t>(used), version_.saved(), what);
   ThrowIfError(stored.status());
   if (*stored == nullptr) return;
   store_ = group->store();
@@ -100,16 +103,16 @@ void OutsideTensor::MoveTo(ActivationStore::Group* group,
 void OutsideTensor::MoveBack(const at::Tensor& tensor) {
   if (stored_ == nullptr) return;
   alias_ = AliasOf(tensor);
+  version_ = SavedVersion(tensor);
   stored_ = nullptr;
 }
 
 std::shared_ptr<OutsideTensor> OutsideTensors::Of(const at::Tensor& tensor) {
   if (!tensor.has_storage()) return std::make_shared<OutsideTensor>(tensor);
-  const auto* const storage = tensor.storage().unsafeGetStorageImpl();
-  auto it = by_storage_.find(storage);
-  if (it != by_storage_.end()) {
-    for (const auto& held : it->second.held) {
-      auto known = held.lock();
+  auto* held = by_storage_.Find(StorageOf(tensor));
+  if (held != nullptr) {
+    for (const auto& each : *held) {
+      auto known = each.lock();
       if (known == nullptr || !known->IsNow(tensor)) continue;
       known->MoveBack(tensor);
       return known;
@@ -117,20 +120,17 @@ std::shared_ptr<OutsideTensor> OutsideTensors::Of(const at::Tensor& tensor) {
   }
   auto made = std::make_shared<OutsideTensor>(tensor);
   if (MayChangeUnseen(tensor)) made->Copy();
-  if (it == by_storage_.end()) {
+  if (held == nullptr) {
     Prune();
-    it = by_storage_
-             .emplace(storage, Entry{tensor.storage().getWeakStorageImpl(), {}})
-             .first;
+    held = by_storage_.Add(tensor.storage(), {});
   }
-  it->second.held.push_back(made);
+  held->push_back(made);
   return made;
 }
 
 void OutsideTensors::Prune() {
   if (by_storage_.size() < prune_at_) return;
-  absl::erase_if(by_storage_, [](const auto& entry) {
-    const auto& held = entry.second.held;
+  by_storage_.EraseIf([](const auto& held) {
     return std::all_of(held.begin(), held.end(),
                        [](const auto& each) { return each.expired(); });
   });
@@ -138,13 +138,12 @@ void OutsideTensors::Prune() {
 }
 
 void OutsideTensors::BeforeWrite(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return;
-  const auto it = by_storage_.find(tensor.storage().unsafeGetStorageImpl());
-  if (it == by_storage_.end()) return;
-  for (const auto& held : it->second.held) {
-    if (auto known = held.lock()) known->Copy();
+  const auto* const held = by_storage_.Find(StorageOf(tensor));
+  if (held == nullptr) return;
+  for (const auto& each : *held) {
+    if (auto known = each.lock()) known->Copy();
   }
-  by_storage_.erase(it);
+  by_storage_.Erase(StorageOf(tensor));
 }
 
 }  // namespace tessera

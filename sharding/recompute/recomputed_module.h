@@ -43,8 +43,6 @@ class RecomputedUnits::Shared : public std::enable_shared_from_this<Shared> {
   }
 
   const RecomputeOptions options;
-  const std::shared_ptr<RestoredRegions> restored =
-      std::make_shared<RestoredRegions>();
   std::atomic<int64_t> backwards{0};  // begun
   absl::Mutex mutex;
   int64_t kept_bytes ABSL_GUARDED_BY(mutex) = 0;  // of the budget
@@ -64,7 +62,7 @@ class RecomputedUnits::Module {
     return std::make_shared<Region>(
         name_,
         Region::Options{options.keeps, options.store, options.recomputes},
-        outside, shared_->restored);
+        outside);
   }
   bool is_kept() const { return is_kept_; }
   int64_t backwards() const { return shared_->backwards; }

@@ -14,7 +14,9 @@
 #include "base/torch_guard.h"
 #include "c10/core/InferenceMode.h"
 #include "sharding/construct/construction.h"
+#include "sharding/recompute/outside_tensor.h"
 #include "sharding/recompute/recomputed_module.h"
+#include "sharding/recompute/region.h"
 #include "torch/csrc/autograd/graph_task.h"
 
 namespace tessera {
@@ -226,7 +228,6 @@ void RecomputedUnits::EndForward() {
 }
 
 void RecomputedUnits::EndBackward() {
-  shared_->restored->DropAll();
   if (shared_->options.store != nullptr) shared_->options.store->DropFetched();
 }
 

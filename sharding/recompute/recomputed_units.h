@@ -25,20 +25,17 @@
 #ifndef SHARDING_RECOMPUTE_RECOMPUTED_UNITS_H_
 #define SHARDING_RECOMPUTE_RECOMPUTED_UNITS_H_
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_set.h"
-#include "absl/synchronization/mutex.h"
+#include "absl/strings/string_view.h"
 #include "offload/activation_store.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/recompute/recompute_report.h"
-#include "sharding/recompute/region.h"
 
 namespace tessera {
 
@@ -46,8 +43,9 @@ enum class ReplayChecks { kFirst, kAlways, kNever };
 
 // Of all modules of an engine.
 struct RecomputeOptions {
-  // Names of operators whose results are held; null: none.
-  Region::Keeps keeps;
+  // Whether what an operator makes is held, and not computed again, by its
+  // name; null: nothing is.
+  std::function<bool(absl::string_view op)> keeps;
   // Activations that may be kept at a time, as they come: modules are computed
   // again beyond them. Where gathers are collectives a module counts with as
   // much as the rank that had most when its forward first ended.

@@ -13,10 +13,9 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/torch/saved_version.h"
 #include "base/torch/torch_scope.h"
-#include "base/torch/version_error.h"
 #include "base/torch_guard.h"
-#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
@@ -36,44 +35,44 @@ std::string TypeOf(const TensorPlace& place, at::Device device) {
 
 }  // namespace
 
-class Region::Slot final : public SavedSlot {
+class Region::Saved final : public Slot {
  public:
-  Slot(std::shared_ptr<Region> region, const at::Tensor& tensor,
-       at::Tensor alias)
-      : region_(std::move(region)),
-        counter_(torch::autograd::impl::version_counter(tensor)),
-        version_(counter_.current_version()),
+  Saved(std::shared_ptr<RecomputedPart> region, absl::Mutex* mutex,
+        const at::Tensor& tensor, at::Tensor alias)
+      : Slot(std::move(region)),
+        mutex_(mutex),
+        version_(tensor),
         place_(tensor),
         device_(tensor.device()),
         alias_(std::move(alias)) {}
 
   at::Tensor Unpack() override {
-    TORCH_CHECK(!changed(), VersionError(TypeOf(place_, device_), place_.sizes,
-                                         version_, counter_.current_version()));
-    return region_->Take(this);
+    TORCH_CHECK(!version_.changed(),
+                version_.Error(TypeOf(place_, device_), place_.sizes));
+    {
+      absl::MutexLock lock(mutex_);
+      if (alias_.defined()) return alias_;
+    }
+    return Slot::Unpack();
   }
 
  private:
   friend class Region;
-  bool changed() const { return counter_.current_version() != version_; }
-
-  const std::shared_ptr<Region> region_;
+  absl::Mutex* const mutex_;     // the region's
   std::shared_ptr<void> token_;  // of what is kept
-  const c10::VariableVersion counter_;
-  const int64_t version_;
+  const SavedVersion version_;
   const TensorPlace place_;
   const at::Device device_;
   at::Tensor alias_;                // undefined: given up, or
   ActivationStore::Stored stored_;  // there
-  c10::Storage restored_;           // until it is handed out
 };
 
-Region::Region(std::string name, Options options, OutsideTensors* outside,
-               std::shared_ptr<RestoredRegions> restored)
-    : tape_(std::move(name)),
+Region::Region(const std::string& name, Options options,
+               OutsideTensors* outside)
+    : RecomputedPart(name),
+      tape_(name),
       options_(std::move(options)),
-      outside_(outside),
-      restored_(std::move(restored)) {}
+      outside_(outside) {}
 Region::~Region() = default;
 
 bool Region::Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
@@ -93,16 +92,18 @@ std::shared_ptr<SavedSlot> Region::Save(const at::Tensor& tensor,
   if (!FollowsAll()) Spoil("the thread's state was set back in its forward");
   const bool plain = IsPlain(tensor) && !tensor.is_inference();
   if (!tape_.spoilt().empty() || !plain) return nullptr;
-  auto slot = std::make_shared<Slot>(shared_from_this(), tensor, alias);
-  slots_.push_back(slot);
+  auto slot =
+      std::make_shared<Saved>(shared_from_this(), &mutex_, tensor, alias);
+  Add(slot);
+  saved_slots_.push_back(slot);
   return slot;
 }
 
 int64_t Region::Prepare() {
   if (!tape_.spoilt().empty()) return 0;
   std::vector<int> wanted;
-  std::vector<std::shared_ptr<Slot>> slots;
-  for (const auto& weak : slots_) {
+  std::vector<std::shared_ptr<Saved>> slots;
+  for (const auto& weak : saved_slots_) {
     auto slot = weak.lock();
     if (slot == nullptr) continue;
     const int memory = tape_.MemoryOf(slot->alias_);
@@ -114,7 +115,7 @@ int64_t Region::Prepare() {
     wanted.push_back(memory);
     slots.push_back(std::move(slot));
   }
-  slots_.clear();
+  saved_slots_.clear();
   tape_.Close(wanted, outside_);
   int64_t bytes = 0;
   absl::flat_hash_set<int> counted;
@@ -138,7 +139,7 @@ absl::Status Region::Verify() {
     const std::vector<c10::Storage> restored = tape_.Replay();
     for (size_t i = 0; i < given_up_.size() && same.ok(); ++i) {
       const auto slot = given_up_[i].lock();
-      if (slot == nullptr || slot->changed()) continue;
+      if (slot == nullptr || slot->version_.changed()) continue;
       if (SameBits(slot->alias_, slot->place_.Over(restored[i]))) continue;
       same = absl::DataLossError(
           absl::StrCat("what ", tape_.MakerOf(i),
@@ -155,12 +156,12 @@ void Region::GiveUp() {
   }
 }
 
-void Region::Move(Slot* slot, ActivationStore::Group* group) {
-  if (!slot->alias_.defined() || slot->changed()) return;
+void Region::Move(Saved* slot, ActivationStore::Group* group) {
+  if (!slot->alias_.defined() || slot->version_.changed()) return;
   const at::Tensor& t = slot->alias_;
-  auto stored =
-      group->Put(t.storage(), static_cast<int64_t>(t.nbytes()), slot->version_,
-                 absl::StrCat("activations of ", tape_.name()));
+  auto stored = group->Put(t.storage(), static_cast<int64_t>(t.nbytes()),
+                           slot->version_.saved(),
+                           absl::StrCat("activations of ", tape_.name()));
   ThrowIfError(stored.status());
   slot->stored_ = *std::move(stored);
   if (slot->stored_ != nullptr) slot->alias_.reset();
@@ -178,7 +179,7 @@ void Region::MoveHeld() {
 int64_t Region::SavedBytes() const {
   int64_t bytes = 0;
   absl::flat_hash_set<const void*> counted;
-  for (const auto& weak : slots_) {
+  for (const auto& weak : saved_slots_) {
     const auto slot = weak.lock();
     if (slot == nullptr) continue;
     const c10::Storage& storage = slot->alias_.storage();
@@ -191,7 +192,7 @@ int64_t Region::SavedBytes() const {
 void Region::MoveSaved() {
   absl::MutexLock lock(&mutex_);
   ActivationStore::Group group = options_.store->NewGroup();
-  held_.swap(slots_);
+  held_.swap(saved_slots_);
   for (const auto& weak : held_) {
     if (const auto slot = weak.lock()) Move(slot.get(), &group);
   }
@@ -203,72 +204,44 @@ void Region::KeepAll(const std::shared_ptr<void>& token) {
   }
   given_up_.clear();
   held_.clear();
-  slots_.clear();
+  saved_slots_.clear();
   tape_.Clear();
 }
 
-at::Tensor Region::Take(Slot* slot) {
+RecomputedPart::Value Region::Compute(Slot* slot, int64_t task) {
   absl::MutexLock lock(&mutex_);
-  if (slot->alias_.defined()) return slot->alias_;
-  if (!slot->restored_) {
-    if (slot->stored_ == nullptr) {
-      Restore();
-    } else {
-      Fetch(slot);
-    }
-    restored_->Add(weak_from_this());
-  }
-  return slot->place_.Over(std::exchange(slot->restored_, c10::Storage()));
+  // Another thread of the task may have computed it meanwhile.
+  Value value = Take(slot, task);
+  if (value.tensor.defined()) return value;
+  auto* const saved = static_cast<Saved*>(slot);
+  saved->stored_ == nullptr ? Restore(task) : Fetch(saved, task);
+  return Take(slot, task);
 }
 
 // Once for all that have saved it: autograd asks for them one by one.
-void Region::Fetch(Slot* slot) {
-  auto memory = options_.store->Get(slot->stored_);
+void Region::Fetch(Saved* saved, int64_t task) {
+  auto memory = options_.store->Get(saved->stored_);
   ThrowIfError(memory.status());
   for (const auto& weak : held_) {
     const auto other = weak.lock();
-    if (other != nullptr && other->stored_ == slot->stored_) {
-      other->restored_ = *memory;
+    if (other != nullptr && other->stored_ == saved->stored_) {
+      Fill(other.get(), other->place_.Over(*memory), task);
     }
   }
 }
 
 // What is moved is read once for the tape and for autograd.
-void Region::Restore() {
+void Region::Restore(int64_t task) {
   for (const auto& weak : held_) {
     const auto slot = weak.lock();
     if (slot == nullptr || slot->stored_ == nullptr) continue;
-    if (!slot->restored_) Fetch(slot.get());
+    if (!IsFilled(slot.get(), task)) Fetch(slot.get(), task);
   }
   const std::vector<c10::Storage> restored = tape_.Replay();
   for (size_t i = 0; i < given_up_.size(); ++i) {
     const auto slot = given_up_[i].lock();
-    if (slot != nullptr) slot->restored_ = restored[i];
-  }
-}
-
-void Region::DropRestored() {
-  absl::MutexLock lock(&mutex_);
-  for (const auto* const slots : {&given_up_, &held_}) {
-    for (const auto& weak : *slots) {
-      if (const auto slot = weak.lock()) slot->restored_ = c10::Storage();
-    }
-  }
-}
-
-void RestoredRegions::Add(std::weak_ptr<Region> region) {
-  absl::MutexLock lock(&mutex_);
-  regions_.push_back(std::move(region));
-}
-
-void RestoredRegions::DropAll() {
-  std::vector<std::weak_ptr<Region>> regions;
-  {
-    absl::MutexLock lock(&mutex_);
-    regions.swap(regions_);
-  }
-  for (const auto& weak : regions) {
-    if (const auto region = weak.lock()) region->DropRestored();
+    if (slot == nullptr) continue;
+    Fill(slot.get(), slot->place_.Over(restored[i]), task);
   }
 }
 

@@ -1,12 +1,11 @@
-// Region: a part of a forward that is computed again in backward: the tape of
-// its operators, and what autograd saved of them.
+// Region: a part of a forward that is computed again by a tape of its
+// operators, and what autograd saved of them.
 //
 //   open      operators go on the tape; what autograd saves is held
 //   closed    of what it saved, what the tape makes is given up (unless it is
 //             to be kept), the rest stays
 //   backward  the first unpack of what was given up runs the tape, for all of
-//             it; each is handed out and is then autograd's, and if it is asked
-//             for again the tape runs again
+//             it (recomputed_part.h)
 //
 // Threads: the forward is of one thread, unpacking of any.
 #ifndef SHARDING_RECOMPUTE_REGION_H_
@@ -24,27 +23,14 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "offload/activation_store.h"
-#include "sharding/dispatch/operator_watch.h"
+#include "sharding/dispatch/operator_info.h"
 #include "sharding/recompute/outside_tensor.h"
+#include "sharding/recompute/recomputed_part.h"
 #include "sharding/recompute/tape.h"
 
 namespace tessera {
 
-class Region;
-
-// Regions that hold what was computed again and not unpacked yet. Threads: any.
-class RestoredRegions {
- public:
-  void Add(std::weak_ptr<Region> region);
-  // The end of a backward: frees it.
-  void DropAll();
-
- private:
-  absl::Mutex mutex_;
-  std::vector<std::weak_ptr<Region>> regions_ ABSL_GUARDED_BY(mutex_);
-};
-
-class Region : public std::enable_shared_from_this<Region> {
+class Region final : public RecomputedPart {
  public:
   // Whether what an operator makes is held, and not computed again.
   using Keeps = std::function<bool(absl::string_view op)>;
@@ -56,9 +42,8 @@ class Region : public std::enable_shared_from_this<Region> {
     bool records = true;
   };
   // `outside` is the thread's, until the region is closed.
-  Region(std::string name, Options options, OutsideTensors* outside,
-         std::shared_ptr<RestoredRegions> restored);
-  ~Region();
+  Region(const std::string& name, Options options, OutsideTensors* outside);
+  ~Region() override;
 
   // As OperatorWatch's.
   bool Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
@@ -98,26 +83,24 @@ class Region : public std::enable_shared_from_this<Region> {
   int64_t SavedBytes() const;
   void MoveSaved();
 
-  // Frees what was computed again and not unpacked. Any thread.
-  void DropRestored();
   int num_operators() const { return static_cast<int>(tape_.size()); }
 
  private:
-  class Slot;
-  at::Tensor Take(Slot* slot);
-  void Move(Slot* slot, ActivationStore::Group* group);
-  void Fetch(Slot* slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Restore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  class Saved;
+  Value Compute(Slot* slot, int64_t task) override;
+  void Move(Saved* saved, ActivationStore::Group* group);
+  void Fetch(Saved* saved, int64_t task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Restore(int64_t task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Tape tape_;
   const Options options_;
   OutsideTensors* const outside_;
-  const std::shared_ptr<RestoredRegions> restored_;
   bool saved_ = false;
-  std::vector<std::weak_ptr<Slot>> slots_;
-  // After Prepare: of those that can be given up, in the tape's order; others.
-  std::vector<std::weak_ptr<Slot>> given_up_, held_;
-  absl::Mutex mutex_;  // what slots hold, or have restored
+  // Until Prepare: of all that autograd saved.
+  std::vector<std::weak_ptr<Saved>> saved_slots_;
+  // After it: of those that can be given up, in the tape's order; others.
+  std::vector<std::weak_ptr<Saved>> given_up_, held_;
+  absl::Mutex mutex_;  // what slots hold; one computes at a time
 };
 
 }  // namespace tessera

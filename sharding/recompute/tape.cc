@@ -10,12 +10,11 @@
 
 #include <algorithm>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/torch/placed_tensor.h"
 #include "sharding/dispatch/stack_tensors.h"
 #include "sharding/flat/registry.h"
-#include "sharding/recompute/placed_tensor.h"
 
 namespace tessera {
 namespace {
@@ -77,9 +76,8 @@ bool HoldsUnknown(const c10::IValue& value) {
 }  // namespace
 
 int Tape::MemoryOf(const at::Tensor& tensor) const {
-  if (!tensor.defined() || !tensor.has_storage()) return -1;
-  const auto it = by_storage_.find(tensor.storage().unsafeGetStorageImpl());
-  return it == by_storage_.end() ? -1 : it->second;
+  const int* const memory = by_storage_.Find(StorageOf(tensor));
+  return memory == nullptr ? -1 : *memory;
 }
 
 void Tape::Spoil(std::string why) {
@@ -111,7 +109,7 @@ bool Tape::MayRecord(const c10::OperatorHandle& op, const OperatorInfo& info,
   });
   const bool makes = MakesTensors(op.schema());
   if (!writes && !makes) return false;
-  if (info.c10d || (!info.aten && !info.promises)) {
+  if (info.writes_are_guessed()) {
     SpoilBy(info,
             "does not say which of its arguments it writes (define it "
             "with a schema: \"my::op(Tensor x) -> Tensor\")");
@@ -141,34 +139,29 @@ Tape::Use Tape::UseOf(const at::Tensor& tensor, bool written, bool overwritten,
   use.memory = MemoryOf(tensor);
   if (use.memory < 0) {
     use.outside = outside->Of(tensor);
-    if (tensor.has_storage()) {
-      use.storage = tensor.storage().unsafeGetStorageImpl();
-    }
+    use.storage = StorageOf(tensor);
     // It is to be read as it is before the operator.
     if (written) use.outside->Copy();
     return use;
   }
   Memory& memory = memories_[static_cast<size_t>(use.memory)];
-  if (memory.unfilled && !overwritten) Fill(use.memory);
+  if (memory.unfilled && !overwritten) Fill(use.memory, tensor.storage());
   memory.unfilled = false;
   if (written) ++memory.writers;
   return use;
 }
 
 // Somebody else has filled it.
-void Tape::Fill(int index) {
-  Memory& memory = memories_[static_cast<size_t>(index)];
-  const auto storage = c10::Storage(memory.storage.lock());
-  const at::Tensor bytes = BytesOf(storage);
+void Tape::Fill(int index, const c10::Storage& storage) {
   Operator fills;
   fills.fills = true;
   Use use;
   use.memory = index;
-  use.outside = std::make_shared<OutsideTensor>(bytes);
+  use.outside = std::make_shared<OutsideTensor>(BytesOf(storage));
   use.outside->Copy();
   fills.uses.push_back(std::move(use));
   operators_.push_back(std::move(fills));
-  ++memory.writers;
+  ++memories_[static_cast<size_t>(index)].writers;
 }
 
 bool Tape::Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
@@ -217,13 +210,13 @@ void Tape::End(const c10::OperatorHandle& op, const OperatorInfo& info,
     // Some give views without saying so (unsafe_split).
     if (made.ReadsOutside(t)) return;
     const int index = static_cast<int>(memories_.size());
-    Memory memory{t.storage().getWeakStorageImpl()};
+    Memory memory;
     memory.writers = 1;
     memory.maker = info.name;
     memory.unfilled = MakesUnfilled(info.name);
     if (keep) memory.held = AliasOf(t);
     memories_.push_back(std::move(memory));
-    by_storage_[t.storage().unsafeGetStorageImpl()] = index;
+    by_storage_.Add(t.storage(), index);
     made.results.push_back({here, index, TensorPlace(t)});
   });
   // What it did to what it was given is not known.
@@ -237,7 +230,7 @@ void Tape::End(const c10::OperatorHandle& op, const OperatorInfo& info,
 }
 
 bool Tape::Operator::ReadsOutside(const at::Tensor& tensor) const {
-  const auto* const storage = tensor.storage().unsafeGetStorageImpl();
+  const auto* const storage = StorageOf(tensor);
   return std::any_of(uses.begin(), uses.end(), [&](const Use& use) {
     return use.outside != nullptr && use.storage == storage;
   });
@@ -247,7 +240,7 @@ void Tape::Clear() {
   running_.reset();
   operators_.clear();
   memories_.clear();
-  by_storage_.clear();
+  by_storage_.Clear();
   wanted_.clear();
   last_used_.clear();
 }
@@ -309,9 +302,8 @@ void Tape::Close(absl::Span<const int> wanted, OutsideTensors* outside) {
       memory.held_place = TensorPlace(memory.held);
       memory.outside = outside->Of(memory.held);
     }
-    memory.storage.reset();
   }
-  by_storage_.clear();
+  by_storage_.Clear();
   std::vector<bool> later(memories_.size(), false);
   for (const int memory : wanted_) later[static_cast<size_t>(memory)] = true;
   last_used_.resize(operators_.size());

@@ -31,12 +31,12 @@
 
 #include "ATen/core/Tensor.h"
 #include "ATen/core/dispatch/Dispatcher.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/types/span.h"
+#include "base/torch/placed_tensor.h"
 #include "sharding/dispatch/operator_info.h"
 #include "sharding/recompute/generator_state.h"
 #include "sharding/recompute/outside_tensor.h"
-#include "sharding/recompute/placed_tensor.h"
+#include "sharding/recompute/storage_map.h"
 
 namespace tessera {
 
@@ -99,9 +99,6 @@ class Tape {
 
  private:
   struct Memory {
-    // Its storage while the tape is recorded. Weak, so that its address is not
-    // used again and its memory is not held.
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     at::Tensor held;  // an alias; undefined: it is not to be held
     TensorPlace held_place;
     std::shared_ptr<OutsideTensor> outside;  // after Close, of `held`
@@ -140,7 +137,7 @@ class Tape {
                  const torch::jit::Stack& stack);
   Use UseOf(const at::Tensor& tensor, bool written, bool overwritten,
             OutsideTensors* outside);
-  void Fill(int memory);
+  void Fill(int memory, const c10::Storage& storage);
   bool IsNeeded(const Operator& op, const std::vector<bool>& needed) const;
   void Run(const Operator& op, std::vector<c10::Storage>* storages) const;
 
@@ -148,7 +145,7 @@ class Tape {
   std::string spoilt_;
   uint64_t signature_ = 0;
   std::vector<Memory> memories_;
-  absl::flat_hash_map<const c10::StorageImpl*, int> by_storage_;
+  StorageMap<int> by_storage_;  // while the tape is recorded
   std::vector<Operator> operators_;
   // Between Begin and End.
   std::optional<Operator> running_;

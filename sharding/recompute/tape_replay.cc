@@ -1,9 +1,6 @@
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "base/log.h"
-#include "base/torch_guard.h"
 #include "base/trace/trace.h"
 #include "sharding/dispatch/operator_watch.h"
 #include "sharding/dispatch/stack_tensors.h"
@@ -12,32 +9,6 @@
 #include "sharding/recompute/tape.h"
 
 namespace tessera {
-namespace {
-
-// The generators that a replay sets, since their operators take none, are given
-// back what they were. Others draw from one of their own: who draws from the
-// default one meanwhile, on another thread, is not disturbed.
-class GeneratorsKept {
- public:
-  ~GeneratorsKept() {
-    for (const GeneratorState& state : states_) {
-      const absl::Status status =
-          CatchTorch("generator", [&] { state.Restore(); });
-      if (!status.ok()) TESSERA_LOG(ERROR) << status.message();
-    }
-  }
-  void Keep(const at::Generator& generator) {
-    for (const GeneratorState& state : states_) {
-      if (state.generator() == generator) return;
-    }
-    states_.emplace_back(generator);
-  }
-
- private:
-  std::vector<GeneratorState> states_;
-};
-
-}  // namespace
 
 void Tape::Run(const Operator& op, std::vector<c10::Storage>* storages) const {
   const auto memory = [&](int index) -> c10::Storage& {
@@ -90,7 +61,10 @@ void Tape::Run(const Operator& op, std::vector<c10::Storage>* storages) const {
 std::vector<c10::Storage> Tape::Replay() const {
   const TraceScope trace(TraceTrack::kMain, "compute again", name_);
   ReplayScope scope;
-  GeneratorsKept generators;
+  // Of those that the replay sets, since their operators take none. Others draw
+  // from one of their own: who draws from the default one meanwhile, on another
+  // thread, is not disturbed.
+  GeneratorScope generators;
   std::vector<c10::Storage> storages(memories_.size());
   for (size_t m = 0; m < memories_.size(); ++m) {
     const Memory& memory = memories_[m];

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/torch/storage_access.h"
 #include "base/torch_guard.h"
+#include "sharding/dispatch/stack_tensors.h"
 #include "sharding/flat/registry.h"
-#include "sharding/recompute/checkpointed/stack_tensors.h"
 #include "sharding/recompute/checkpointed/tensor_copies.h"
 
 namespace tessera {
@@ -28,7 +28,7 @@ bool CheckpointWatch::Follow(const c10::OperatorHandle& op,
   RefuseParameters(info, *stack);
   running_ = op;
   DoBegin(op, info, stack, own);
-  const bool followed = outer || info.aten || WritesAreGuessed(info) ||
+  const bool followed = outer || info.aten || info.writes_are_guessed() ||
                         (own && IsKept(frame_->options, info));
   if (!followed) running_.reset();
   return followed;
@@ -37,8 +37,8 @@ bool CheckpointWatch::Follow(const c10::OperatorHandle& op,
 void CheckpointWatch::End(const c10::OperatorHandle& op,
                           const OperatorInfo& info, torch::jit::Stack* stack) {
   if (outer_ != nullptr) outer_->End(op, info, stack);
-  ForEachTensor(*stack, op.schema().returns().size(),
-                [&](const at::Tensor& t, size_t) { MadeInside(t); });
+  ForEachDefinedTensor(*stack, op.schema().returns().size(),
+                       [&](const at::Tensor& t, size_t) { MadeInside(t); });
   DoEnd(op, info, stack);
   running_.reset();
 }
@@ -56,12 +56,6 @@ void CheckpointWatch::EndMade(const c10::OperatorHandle& op) {
   DoEndMade(op);
 }
 
-bool CheckpointWatch::Replace(const c10::OperatorHandle& op,
-                              const OperatorInfo& info,
-                              torch::jit::Stack* stack) {
-  return DoReplace(op, info, stack);
-}
-
 bool CheckpointWatch::IsInside(const at::Tensor& tensor) const {
   const auto* storage = StorageOf(tensor);
   return storage == nullptr || inside_.Contains(storage);
@@ -69,18 +63,20 @@ bool CheckpointWatch::IsInside(const at::Tensor& tensor) const {
 
 void CheckpointWatch::RefuseParameters(const OperatorInfo& info,
                                        const torch::jit::Stack& stack) const {
-  if (WritesAreGuessed(info)) return;
-  ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
-    if (!info.MayWrite(stack, i)) return;
-    const StorageOwner owned = Registry::Global().Find(t);
-    if (!owned) return;
-    ThrowIfError(absl::FailedPreconditionError(absl::StrCat(
-        "[", frame_->options.name, "] operator ", info.name,
-        " writes parameter '", owned.parameter(),
-        "' in a checkpointed region, expected that parameters are only read "
-        "there, since backward runs the region again; write it before or "
-        "after the region")));
-  });
+  if (info.writes_are_guessed()) return;
+  ForEachDefinedTensor(
+      stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
+        if (!info.MayWrite(stack, i)) return;
+        const StorageOwner owned = Registry::Global().Find(t);
+        if (!owned) return;
+        ThrowIfError(absl::FailedPreconditionError(absl::StrCat(
+            "[", frame_->options.name, "] operator ", info.name,
+            " writes parameter '", owned.parameter(),
+            "' in a checkpointed region, expected that parameters are only "
+            "read "
+            "there, since backward runs the region again; write it before or "
+            "after the region")));
+      });
 }
 
 // ---- forward
@@ -100,7 +96,7 @@ void ForwardWatch::BeforeWrite(const OperatorInfo& info, const at::Tensor& t,
   if (frame()->writes.Contains(StorageOf(t))) return;
   if (Registry::Global().Find(t)) return;  // guessed; it would be refused
   frame()->writes.Keep(t, outer_);
-  if (WritesAreGuessed(info) && !info.c10d) {
+  if (info.writes_are_guessed() && !info.c10d) {
     guessed->push_back(t);
   } else {
     frame()->inputs.Release(StorageOf(t));
@@ -131,9 +127,11 @@ void ForwardWatch::NoteRead(const c10::OperatorHandle& op,
 void ForwardWatch::BeforeWrites(const OperatorInfo& info,
                                 const torch::jit::Stack& stack,
                                 std::vector<at::Tensor>* guessed) {
-  ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
-    if (info.MayWrite(stack, i)) BeforeWrite(info, t, guessed);
-  });
+  ForEachDefinedTensor(stack, info.writes.size(),
+                       [&](const at::Tensor& t, size_t i) {
+                         if (info.MayWrite(stack, i))
+                           BeforeWrite(info, t, guessed);
+                       });
 }
 
 void ForwardWatch::DoBegin(const c10::OperatorHandle& op,
@@ -142,8 +140,8 @@ void ForwardWatch::DoBegin(const c10::OperatorHandle& op,
   guessed_.clear();
   kept_.Abandon();
   BeforeWrites(info, *stack, &guessed_);
-  ForEachTensor(*stack, info.writes.size(),
-                [&](const at::Tensor& t, size_t) { NoteRead(op, t); });
+  ForEachDefinedTensor(*stack, info.writes.size(),
+                       [&](const at::Tensor& t, size_t) { NoteRead(op, t); });
   if (own && IsKept(frame()->options, info)) kept_.Begin(info, *stack);
 }
 
@@ -177,32 +175,30 @@ std::shared_ptr<SavedSlot> ForwardWatch::Save(const at::Tensor& tensor,
 
 // ---- again
 
-AgainWatch::AgainWatch(Frame* frame, int64_t last, int64_t task)
+AgainWatch::AgainWatch(Frame* frame, Frame::Again again)
     : CheckpointWatch(frame, nullptr),
-      last_(last),
-      task_(task),
+      again_(std::move(again)),
       redirects_(frame->writes) {}
 
 std::vector<at::Tensor> AgainWatch::Inputs() {
-  return frame()->inputs.Get([this](const c10::StorageImpl* storage) {
-    return redirects_.CopyOf(storage);
-  });
+  return frame()->inputs.Get(&redirects_);
 }
 
 // They are pinned for the operator: it costs no gather.
 void AgainWatch::PinParameters(const OperatorInfo& info,
                                const torch::jit::Stack& stack) {
-  ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t) {
-    if (!HasTag(t)) return;
-    const StorageOwner owned = Registry::Global().Find(t);
-    if (owned) frame()->pins.Add(owned.flat);
-  });
+  ForEachDefinedTensor(stack, info.writes.size(),
+                       [&](const at::Tensor& t, size_t) {
+                         if (!HasTag(t)) return;
+                         const StorageOwner owned = Registry::Global().Find(t);
+                         if (owned) frame()->pins.Add(owned.flat);
+                       });
 }
 
 void AgainWatch::RedirectArguments(const OperatorInfo& info,
                                    torch::jit::Stack* stack) {
   wrote_ = false;
-  if (task_ != -1) PinParameters(info, *stack);
+  if (again_.task != -1) PinParameters(info, *stack);
   ReplaceTensors(stack, info.writes.size(),
                  [&](const at::Tensor& t, size_t i) -> at::Tensor {
                    if (IsInside(t)) return {};
@@ -222,8 +218,8 @@ void AgainWatch::DoEnd(const c10::OperatorHandle&, const OperatorInfo&,
   if (wrote_) redirects_.NoteHistories();
 }
 
-bool AgainWatch::DoReplace(const c10::OperatorHandle& op,
-                           const OperatorInfo& info, torch::jit::Stack* stack) {
+bool AgainWatch::Replace(const c10::OperatorHandle& op,
+                         const OperatorInfo& info, torch::jit::Stack* stack) {
   if (!IsKept(frame()->options, info)) return false;
   const auto& all = frame()->kept_operators;
   if (next_kept_ >= all.size()) return false;
@@ -236,16 +232,18 @@ bool AgainWatch::DoReplace(const c10::OperatorHandle& op,
   if (!kept.is_there()) return false;
   RedirectArguments(info, stack);
   std::vector<at::Tensor> arguments, results;
-  ForEachTensor(*stack, info.writes.size(),
-                [&](const at::Tensor& t, size_t) { arguments.push_back(t); });
+  ForEachDefinedTensor(
+      *stack, info.writes.size(),
+      [&](const at::Tensor& t, size_t) { arguments.push_back(t); });
   std::vector<c10::IValue> values;
+  PinSet none;
   for (const auto& result : kept.results) {
     values.push_back(result.other);
     if (!result.role) continue;
-    results.push_back(result.value.Get());
+    results.push_back(result.value->Value(nullptr, /*reader=*/"", &none));
     values.back() = InRole(results.back(), *result.role);
   }
-  if (kept.rng_after) kept.rng_after->Set();
+  if (kept.drawn_to) kept.drawn_to->Restore();
   for (const auto& saved : kept.saved) {
     const auto& from = saved.result ? results : arguments;
     TORCH_CHECK(saved.index < from.size(), "operator ", info.name,
@@ -260,7 +258,7 @@ bool AgainWatch::DoReplace(const c10::OperatorHandle& op,
 void AgainWatch::Fill(const at::Tensor& value, absl::string_view op_name) {
   const bool stops = frame()->options.stop_early;
   if (done_ && stops) return;  // the function caught what ended it
-  if (!frame()->Fill(next_++, last_, task_, value, op_name)) return;
+  if (!frame()->Fill(next_++, value, op_name, &again_)) return;
   done_ = true;
   if (stops) throw RunIsDone();
 }

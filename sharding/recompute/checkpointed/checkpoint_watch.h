@@ -23,13 +23,12 @@
 #include "sharding/recompute/checkpointed/frame.h"
 #include "sharding/recompute/checkpointed/kept_operators.h"
 #include "sharding/recompute/checkpointed/outside.h"
+#include "sharding/recompute/storage_map.h"
 
 namespace tessera {
 
 class CheckpointWatch : public OperatorWatch {
  public:
-  bool Replace(const c10::OperatorHandle& op, const OperatorInfo& info,
-               torch::jit::Stack* stack) final;
   bool Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
              torch::jit::Stack* stack) final;
   void End(const c10::OperatorHandle& op, const OperatorInfo& info,
@@ -42,9 +41,6 @@ class CheckpointWatch : public OperatorWatch {
   // `outer`: which is told, too; null: none.
   CheckpointWatch(Frame* frame, CheckpointWatch* outer)
       : frame_(frame), outer_(outer) {}
-  virtual bool DoReplace(const c10::OperatorHandle& op,
-                         const OperatorInfo& info,
-                         torch::jit::Stack* stack) = 0;
   // `own`: of this region, and not of one within it.
   virtual void DoBegin(const c10::OperatorHandle& op, const OperatorInfo& info,
                        torch::jit::Stack* stack, bool own) = 0;
@@ -56,7 +52,9 @@ class CheckpointWatch : public OperatorWatch {
   virtual void DoEndMade(const c10::OperatorHandle& op) {}
   Frame* frame() const { return frame_; }
   bool IsInside(const at::Tensor& tensor) const;
-  void MadeInside(const at::Tensor& tensor) { inside_.Add(tensor); }
+  void MadeInside(const at::Tensor& tensor) {
+    if (tensor.has_storage()) inside_.Add(tensor.storage(), {});
+  }
   // Throws if the operator says that it writes a parameter that a flat owns.
   void RefuseParameters(const OperatorInfo& info,
                         const torch::jit::Stack& stack) const;
@@ -68,7 +66,8 @@ class CheckpointWatch : public OperatorWatch {
 
   Frame* const frame_;
   CheckpointWatch* const outer_;
-  RegionStorages inside_;
+  struct Nothing {};
+  StorageMap<Nothing> inside_;  // what operators in it have made
   std::optional<c10::OperatorHandle> running_;
 };
 
@@ -80,10 +79,6 @@ class ForwardWatch final : public CheckpointWatch {
                                   const at::Tensor& alias) override;
 
  private:
-  bool DoReplace(const c10::OperatorHandle& op, const OperatorInfo& info,
-                 torch::jit::Stack* stack) override {
-    return false;
-  }
   void DoBegin(const c10::OperatorHandle& op, const OperatorInfo& info,
                torch::jit::Stack* stack, bool own) override;
   void DoEnd(const c10::OperatorHandle& op, const OperatorInfo& info,
@@ -112,18 +107,18 @@ class ForwardWatch final : public CheckpointWatch {
 
 class AgainWatch final : public CheckpointWatch {
  public:
-  // Fills slots up to number `last`, for graph task `task`.
-  AgainWatch(Frame* frame, int64_t last, int64_t task);
+  AgainWatch(Frame* frame, Frame::Again again);
+  bool Replace(const c10::OperatorHandle& op, const OperatorInfo& info,
+               torch::jit::Stack* stack) override;
   std::shared_ptr<SavedSlot> Save(const at::Tensor& tensor,
                                   const at::Tensor& alias) override;
 
   std::vector<at::Tensor> Inputs();
+  const Frame::Again& again() const { return again_; }
   int64_t saved() const { return next_; }
   bool done() const { return done_; }
 
  private:
-  bool DoReplace(const c10::OperatorHandle& op, const OperatorInfo& info,
-                 torch::jit::Stack* stack) override;
   void DoBegin(const c10::OperatorHandle& op, const OperatorInfo& info,
                torch::jit::Stack* stack, bool own) override;
   void DoEnd(const c10::OperatorHandle& op, const OperatorInfo& info,
@@ -136,7 +131,7 @@ class AgainWatch final : public CheckpointWatch {
   void RedirectArguments(const OperatorInfo& info, torch::jit::Stack* stack);
   void Fill(const at::Tensor& value, absl::string_view op_name);
 
-  const int64_t last_, task_;
+  Frame::Again again_;
   int64_t next_ = 0;
   size_t next_kept_ = 0;
   bool done_ = false;

@@ -18,12 +18,14 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
+#include "base/check.h"
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/all_gather_values.h"
 #include "comm/communicator.h"
+#include "sharding/flat/pins.h"
 #include "sharding/flat/registry.h"
 
 namespace tessera {
@@ -68,7 +70,7 @@ KeptInputs::KeptInputs(const CheckpointOptions& options,
       TorchScope scope;
       keep = ToHost(Partition(keep, &*input), &*input);
     }
-    input->value = KeptValue(keep, outer);
+    input->value.emplace(keep, outer);
   }
 }
 
@@ -80,8 +82,6 @@ at::Tensor KeptInputs::Partition(const at::Tensor& tensor, Input* input) const {
   if (!parted) return tensor;
   const at::Tensor flat = Flat(tensor.detach());
   input->partitioned = true;
-  input->sizes = tensor.sizes().vec();
-  input->strides = tensor.strides().vec();
   if (options_.check != CheckpointOptions::Check::kNever) {
     input->print = PrintOf(flat, tensor.sizes());
   }
@@ -100,8 +100,7 @@ at::Tensor KeptInputs::ToHost(const at::Tensor& tensor, Input* input) const {
   at::Tensor host = at::empty(
       span.sizes(), span.options().device(at::kCPU).pinned_memory(true));
   host.copy_(span, /*non_blocking=*/true);
-  input->span_sizes = tensor.sizes().vec();
-  input->span_strides = tensor.strides().vec();
+  input->spanned = TensorPlace(tensor);
   input->copied.emplace(tensor.device().type());
   input->copied->record(CurrentStream(tensor.device()));
   return host;
@@ -120,8 +119,7 @@ void KeptInputs::Release(const c10::StorageImpl* storage) {
         input->storage->_unsafe_get_target() != storage) {
       continue;
     }
-    input->released = true;
-    input->value = KeptValue();
+    input->value.reset();
   }
 }
 
@@ -136,7 +134,7 @@ std::vector<at::Device> KeptInputs::Devices() const {
 void KeptInputs::Compare() const {
   std::vector<uint64_t> mine;
   for (const auto& input : inputs_) {
-    const bool parted = input && input->partitioned && !input->released;
+    const bool parted = input && input->partitioned && input->value;
     mine.push_back(parted ? input->print : 0);
   }
   auto all = AllGatherLists(
@@ -164,33 +162,38 @@ at::Tensor KeptInputs::Whole(const Input& input, const at::Tensor& part) const {
   ThrowIfError(
       group->AllGather(part, all, {absl::StrCat("input of ", options_.name)})
           .Wait());
-  at::Tensor whole =
-      at::empty_strided(input.sizes, input.strides, part.options());
+  at::Tensor whole = at::empty_strided(input.layout->sizes,
+                                       input.layout->strides, part.options());
   Flat(whole).copy_(all.narrow(0, 0, whole.numel()));
   return whole;
 }
 
-std::vector<at::Tensor> KeptInputs::Get(const Copies& copies) const {
+std::vector<at::Tensor> KeptInputs::Get(Redirects* redirects) const {
   const auto& group = options_.partition_over;
   if (group != nullptr && group->world_size() > 1) Compare();
   std::vector<at::Tensor> tensors;
+  PinSet pins;
+  // A cast of a parameter is remembered as one where a graph is made of it.
+  at::AutoGradMode grad(true);
   for (const auto& input : inputs_) {
     if (!input) {
       tensors.emplace_back();
       continue;
     }
-    const c10::Storage* copy =
-        input->storage ? copies(input->storage->_unsafe_get_target()) : nullptr;
+    const c10::Storage* const copy =
+        input->storage ? redirects->CopyOf(input->storage->_unsafe_get_target())
+                       : nullptr;
     at::Tensor tensor;
     if (copy != nullptr) {
       tensor = input->layout->Over(*copy);
     } else {
-      tensor = input->value.Get();
+      TESSERA_CHECK(input->value.has_value()) << "was given up";
+      tensor = input->value->Value(nullptr, /*reader=*/"", &pins);
       TorchScope scope;
       if (input->copied) {
         input->copied->block(CurrentStream(input->device));
         tensor = OverSpan(tensor.to(input->device, /*non_blocking=*/true),
-                          input->span_sizes, input->span_strides);
+                          input->spanned.sizes, input->spanned.strides);
       }
       if (input->partitioned) tensor = Whole(*input, tensor);
     }

@@ -1,6 +1,6 @@
 // KeptInputs: a region's inputs between forward and backward.
 //
-//   as autograd would keep them        (kept_value.h)
+//   as autograd would keep them        (sharding/recompute/outside_tensor.h)
 //   1/n of the elements on each rank   CheckpointOptions::partition_over
 //   in the host's memory               CheckpointOptions::keep_on_cpu
 //   not at all                         where the region overwrites it: what was
@@ -11,15 +11,16 @@
 #define SHARDING_RECOMPUTE_CHECKPOINTED_KEPT_INPUTS_H_
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "base/torch/placed_tensor.h"
 #include "c10/core/Event.h"
 #include "sharding/recompute/checkpointed/checkpoint_options.h"
-#include "sharding/recompute/checkpointed/kept_value.h"
+#include "sharding/recompute/checkpointed/outside.h"
 #include "sharding/recompute/checkpointed/tensor_copies.h"
+#include "sharding/recompute/outside_tensor.h"
 
 namespace tessera {
 
@@ -34,14 +35,11 @@ class KeptInputs {
   void Release(const c10::StorageImpl* storage);
   std::vector<at::Device> Devices() const;
 
-  // Over which storage what lies in the given one is to be made; null where it
-  // was not released.
-  using Copies =
-      std::function<const c10::Storage*(const c10::StorageImpl* storage)>;
-  // As they were, at the edge of a new graph. COLLECTIVE with partition_over.
-  // Throws libtorch's error of a changed version, InvalidArgument naming the
-  // input and the ranks if these had different ones.
-  std::vector<at::Tensor> Get(const Copies& copies) const;
+  // As they were, at the edge of a new graph; what was released over its copy
+  // among `redirects`. COLLECTIVE with partition_over. Throws libtorch's error
+  // of a changed version, InvalidArgument naming the input and the ranks if
+  // these had different ones.
+  std::vector<at::Tensor> Get(Redirects* redirects) const;
 
  private:
   struct Input {
@@ -51,13 +49,11 @@ class KeptInputs {
     at::Device device;
     std::optional<TensorPlace> layout;  // of what has a storage
     std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> storage;
-    KeptValue value;  // whole, or the rank's part
-    bool released = false;
-    std::optional<c10::Event> copied;               // to the host, as its span
-    std::vector<int64_t> span_sizes, span_strides;  // of the tensor over it
+    std::optional<OutsideTensor> value;  // whole, or the rank's part; or none
+    std::optional<c10::Event> copied;    // to the host, as its span
+    TensorPlace spanned;                 // what was copied so
     // With partition_over:
     bool partitioned = false;
-    std::vector<int64_t> sizes, strides;
     uint64_t print = 0;
   };
 

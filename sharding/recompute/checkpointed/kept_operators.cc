@@ -3,9 +3,8 @@
 #include <algorithm>
 
 #include "base/torch/torch_scope.h"
-#include "sharding/recompute/checkpointed/stack_tensors.h"
+#include "sharding/dispatch/stack_tensors.h"
 #include "sharding/recompute/matmul_operators.h"
-#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
@@ -15,6 +14,11 @@ bool Same(const at::Tensor& a, const at::Tensor& b) {
   return StorageOf(a) != nullptr && StorageOf(a) == StorageOf(b) &&
          a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
          a.strides() == b.strides() && a.dtype() == b.dtype();
+}
+
+at::Tensor CloneOf(const at::Tensor& tensor) {
+  TorchScope scope;
+  return tensor.clone();
 }
 
 std::optional<size_t> Find(const std::vector<at::Tensor>& tensors,
@@ -44,7 +48,7 @@ bool IsKept(const CheckpointOptions& options, const OperatorInfo& info) {
 bool KeptOperator::is_there() const {
   return usable &&
          std::all_of(results.begin(), results.end(), [](const Result& r) {
-           return !r.role || r.counter.current_version() == r.version;
+           return !r.value || r.value->IsUnchanged();
          });
 }
 
@@ -54,7 +58,7 @@ void KeptOperatorsBuilder::Begin(const OperatorInfo& info,
   all_->emplace_back().name = info.name;
   running_.emplace();
   running_->op.name = info.name;
-  ForEachTensor(
+  ForEachDefinedTensor(
       arguments, info.writes.size(),
       [&](const at::Tensor& t, size_t) { running_->arguments.push_back(t); });
 }
@@ -100,14 +104,12 @@ void KeptOperatorsBuilder::End(const c10::OperatorHandle& op,
       }
       const at::Tensor& tensor = stack[i].toTensor();
       result.role.emplace(tensor);
-      result.value = KeptValue(tensor, outer_);
-      result.counter = torch::autograd::impl::version_counter(tensor);
-      result.version = result.counter.current_version();
+      result.value.emplace(tensor, outer_);
       places_[StorageOf(tensor)].push_back(
           {all_->size() - 1, kept.results.size() - 1, AliasOf(tensor)});
     }
     if (OperatorInfo::Of(op).may_draw) {
-      kept.rng_after = RngState::Capture(devices);
+      kept.drawn_to = GeneratorStates::OfDefaults(devices);
     }
   }
   all_->back() = std::move(kept);
@@ -118,11 +120,8 @@ void KeptOperatorsBuilder::BeforeWrite(const c10::StorageImpl* storage) {
   auto it = places_.find(storage);
   if (it == places_.end()) return;
   for (const Place& place : it->second) {
-    auto& result = (*all_)[place.op].results[place.result];
-    const at::Tensor copy = CloneOf(place.tensor);
-    result.value = KeptValue(copy, outer_);
-    result.counter = torch::autograd::impl::version_counter(copy);
-    result.version = result.counter.current_version();
+    (*all_)[place.op].results[place.result].value.emplace(CloneOf(place.tensor),
+                                                          outer_);
   }
   places_.erase(it);
 }

@@ -20,9 +20,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "sharding/dispatch/operator_info.h"
 #include "sharding/recompute/checkpointed/checkpoint_options.h"
-#include "sharding/recompute/checkpointed/kept_value.h"
 #include "sharding/recompute/checkpointed/tensor_copies.h"
-#include "sharding/recompute/rng_state.h"
+#include "sharding/recompute/generator_state.h"
+#include "sharding/recompute/outside_tensor.h"
 
 namespace tessera {
 
@@ -33,9 +33,7 @@ struct KeptOperator {
   struct Result {
     c10::IValue other;  // what is no tensor, or undefined
     std::optional<GradRole> role;
-    KeptValue value;
-    c10::VariableVersion counter;
-    uint32_t version = 0;
+    std::optional<OutsideTensor> value;
   };
   struct Saved {
     bool result;
@@ -46,7 +44,7 @@ struct KeptOperator {
   bool usable = false;
   std::vector<Result> results;
   std::vector<Saved> saved;
-  std::optional<RngState> rng_after;
+  std::optional<GeneratorStates> drawn_to;  // where it left the generators
 
   // Usable, and its results are as they were.
   bool is_there() const;

@@ -10,95 +10,84 @@
 #include "ATen/ATen.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/torch/placed_tensor.h"
 #include "base/torch/torch_scope.h"
+#include "sharding/flat/pins.h"
 #include "sharding/flat/registry.h"
 #include "sharding/recompute/checkpointed/tensor_copies.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 
-void RegionStorages::Add(const at::Tensor& made) {
-  const auto* storage = StorageOf(made);
-  if (storage == nullptr || made_.contains(storage)) return;
-  made_.emplace(storage, made.storage().getWeakStorageImpl());
-}
-
 void OutsideWrites::Keep(const at::Tensor& tensor, OperatorWatch* outer) {
   const c10::Storage& storage = tensor.storage();
-  before_.emplace(storage.unsafeGetStorageImpl(),
-                  Written{storage.getWeakStorageImpl(),
-                          KeptValue(CloneOf(BytesOf(storage)), outer),
-                          tensor.requires_grad()});
+  before_.Add(storage, {OutsideTensor(BytesOf(CopyOf(storage)), outer),
+                        tensor.requires_grad()});
 }
 
 void OutsideWrites::DropUnchanged(const at::Tensor& tensor) {
-  auto it = before_.find(StorageOf(tensor));
-  if (it == before_.end()) return;
+  const auto* const storage = StorageOf(tensor);
+  const at::Tensor before = Before(storage);
   TorchScope scope;
-  if (at::equal(it->second.bytes.Get(), BytesOf(tensor.storage()))) {
-    before_.erase(it);
+  if (before.defined() && at::equal(before, BytesOf(tensor.storage()))) {
+    before_.Erase(storage);
   }
 }
 
 at::Tensor OutsideWrites::Before(const c10::StorageImpl* storage) const {
-  auto it = before_.find(storage);
-  return it == before_.end() ? at::Tensor() : it->second.bytes.Get();
+  const Written* const written = before_.Find(storage);
+  PinSet none;
+  return written == nullptr
+             ? at::Tensor()
+             : written->bytes.Value(nullptr, /*reader=*/"", &none);
 }
 
 void OutsideReads::Add(const at::Tensor& tensor,
                        const c10::OperatorHandle& op) {
-  const auto* storage = StorageOf(tensor);
+  const auto* const storage = StorageOf(tensor);
   if (storage == nullptr || tensor.is_inference()) return;
-  if (reads_.contains(storage)) return;
-  const auto& counter = torch::autograd::impl::version_counter(tensor);
-  reads_.emplace(storage, Read{tensor.storage().getWeakStorageImpl(), counter,
-                               counter.current_version(), op,
-                               c10::DimVector(tensor.sizes())});
+  if (reads_.Contains(storage)) return;
+  reads_.Add(tensor.storage(),
+             {SavedVersion(tensor), op, c10::DimVector(tensor.sizes())});
 }
 
 std::string OutsideReads::Changed(const OutsideWrites& writes) const {
-  for (const auto& [storage, read] : reads_) {
-    const uint32_t now = read.counter.current_version();
-    if (now == read.version || writes.Contains(storage)) continue;
+  std::string changed;
+  reads_.ForEach([&](const c10::StorageImpl* storage, const Read& read) {
+    if (!changed.empty() || !read.version.changed()) return;
+    if (writes.Contains(storage)) return;
     const StorageOwner owned = Registry::Global().Find(storage);
-    return absl::StrCat(
+    changed = absl::StrCat(
         owned ? absl::StrCat("parameter '", owned.parameter(), "'")
               : absl::StrCat("a tensor of sizes [",
                              absl::StrJoin(read.sizes, ", "), "]"),
         ", which operator ", read.op.schema().name(),
         " reads in there, was changed in place between forward and backward: "
         "it is at version ",
-        now, ", expected version ", read.version,
+        read.version.now(), ", expected version ", read.version.saved(),
         "; change it after backward, or give the region a clone() of it");
-  }
-  return "";
+  });
+  return changed;
 }
 
-Redirects::Redirect* Redirects::Make(const c10::Storage& storage,
-                                     const at::Tensor& bytes) {
-  const at::Tensor copy = CloneOf(bytes);
-  auto [it, added] = redirects_.emplace(
-      storage.unsafeGetStorageImpl(),
-      Redirect{storage.getWeakStorageImpl(), copy.storage()});
-  copies_.insert(StorageOf(copy));
-  return &it->second;
+Redirects::Redirect& Redirects::Add(const c10::StorageImpl* storage,
+                                    const at::Tensor& bytes) {
+  TorchScope scope;
+  Redirect& redirect = redirects_[storage];
+  redirect.copy = bytes.clone().storage();
+  copies_.insert(redirect.copy.unsafeGetStorageImpl());
+  return redirect;
 }
 
 const c10::Storage* Redirects::CopyOf(const c10::StorageImpl* storage) {
-  auto it = redirects_.find(storage);
+  const auto it = redirects_.find(storage);
   if (it != redirects_.end()) return &it->second.copy;
   const at::Tensor before = writes_.Before(storage);
   if (!before.defined()) return nullptr;
-  // Its address is that of the original, which may be gone.
-  const at::Tensor copy = CloneOf(before);
-  it = redirects_
-           .emplace(storage, Redirect{copy.storage().getWeakStorageImpl(),
-                                      copy.storage()})
-           .first;
-  it->second.by_forward = true;
-  it->second.requires_grad = writes_.RequiredGrad(storage);
-  copies_.insert(StorageOf(copy));
-  return &it->second.copy;
+  Redirect& redirect = Add(storage, before);
+  redirect.by_forward = true;
+  redirect.requires_grad = writes_.RequiredGrad(storage);
+  return &redirect.copy;
 }
 
 at::Tensor Redirects::Of(const at::Tensor& tensor, bool written) {
@@ -106,7 +95,7 @@ at::Tensor Redirects::Of(const at::Tensor& tensor, bool written) {
   if (storage == nullptr || copies_.contains(storage)) return {};
   if (CopyOf(storage) == nullptr) {
     if (!written || Registry::Global().Find(tensor)) return {};
-    Make(tensor.storage(), BytesOf(tensor.storage()));
+    Add(storage, BytesOf(tensor.storage()));
   }
   Redirect& redirect = redirects_.find(storage)->second;
   GradRole role(tensor);

@@ -4,8 +4,8 @@
 //                 writes: what was there      OutsideWrites
 //   again         both go to copies of that   Redirects
 //
-// A storage was made in the region if it is that of a result of an operator in
-// it (RegionStorages).
+// What is known of storages is known by weak references (storage_map.h): one
+// that was made in the region is no outside.
 //
 // Threads: none of its own; one region's forward and each run again are one
 // thread's.
@@ -22,29 +22,16 @@
 #include "ATen/core/stack.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "sharding/recompute/checkpointed/kept_value.h"
+#include "base/torch/saved_version.h"
+#include "sharding/recompute/outside_tensor.h"
+#include "sharding/recompute/storage_map.h"
 
 namespace tessera {
-
-class RegionStorages {
- public:
-  void Add(const at::Tensor& made);
-  bool Contains(const c10::StorageImpl* storage) const {
-    return made_.contains(storage);
-  }
-
- private:
-  // Weakly held, so that the address of one that is gone is not used again for
-  // one that was not made here.
-  absl::flat_hash_map<const c10::StorageImpl*,
-                      c10::weak_intrusive_ptr<c10::StorageImpl>>
-      made_;
-};
 
 class OutsideWrites {
  public:
   bool Contains(const c10::StorageImpl* storage) const {
-    return before_.contains(storage);
+    return before_.Contains(storage);
   }
   // Keeps all of `tensor`'s storage, which is about to be written.
   void Keep(const at::Tensor& tensor, OperatorWatch* outer);
@@ -54,17 +41,15 @@ class OutsideWrites {
   at::Tensor Before(const c10::StorageImpl* storage) const;
   // Whether it had a gradient then. REQUIRES: it was written.
   bool RequiredGrad(const c10::StorageImpl* storage) const {
-    return before_.at(storage).required_grad;
+    return before_.Find(storage)->required_grad;
   }
 
  private:
   struct Written {
-    // So that its address is not used again.
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    KeptValue bytes;
+    OutsideTensor bytes;
     bool required_grad;
   };
-  absl::flat_hash_map<const c10::StorageImpl*, Written> before_;
+  StorageMap<Written> before_;
 };
 
 class OutsideReads {
@@ -75,13 +60,11 @@ class OutsideReads {
 
  private:
   struct Read {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    c10::VariableVersion counter;
-    uint32_t version;
+    SavedVersion version;
     c10::OperatorHandle op;
     c10::DimVector sizes;
   };
-  absl::flat_hash_map<const c10::StorageImpl*, Read> reads_;
+  StorageMap<Read> reads_;
 };
 
 class Redirects {
@@ -100,7 +83,6 @@ class Redirects {
 
  private:
   struct Redirect {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     c10::Storage copy;
     c10::VariableVersion counter{0};
     // What took part so far, and instead of it.
@@ -112,9 +94,10 @@ class Redirects {
     bool by_forward = false;
     bool requires_grad = false;
   };
-  Redirect* Make(const c10::Storage& storage, const at::Tensor& bytes);
+  Redirect& Add(const c10::StorageImpl* storage, const at::Tensor& bytes);
 
   const OutsideWrites& writes_;
+  // Their storages are alive, or known to `writes_`.
   absl::flat_hash_map<const c10::StorageImpl*, Redirect> redirects_;
   absl::flat_hash_set<const c10::StorageImpl*> copies_;
 };

@@ -13,11 +13,6 @@ namespace tessera {
 
 namespace autograd = torch::autograd;
 
-at::Tensor CloneOf(const at::Tensor& bytes) {
-  TorchScope scope;
-  return bytes.clone();
-}
-
 at::Tensor SpanOf(const at::Tensor& tensor) {
   int64_t numel = tensor.numel() == 0 ? 0 : 1;
   for (int64_t d = 0; d < tensor.dim() && numel > 0; ++d) {

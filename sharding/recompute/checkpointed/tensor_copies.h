@@ -1,23 +1,13 @@
-// Copies of storages, and tensors over the memory of others.
+// Tensors over the memory of others: as spans of it, and in a role in a graph.
 #ifndef SHARDING_RECOMPUTE_CHECKPOINTED_TENSOR_COPIES_H_
 #define SHARDING_RECOMPUTE_CHECKPOINTED_TENSOR_COPIES_H_
 
 #include <cstdint>
 
 #include "ATen/core/Tensor.h"
-#include "c10/core/Storage.h"
-#include "sharding/recompute/placed_tensor.h"
+#include "base/torch/placed_tensor.h"
 
 namespace tessera {
-
-inline c10::StorageImpl* StorageOf(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.has_storage()
-             ? tensor.storage().unsafeGetStorageImpl()
-             : nullptr;
-}
-
-// A copy of a storage's bytes (BytesOf).
-at::Tensor CloneOf(const at::Tensor& bytes);
 
 // The memory from a strided tensor's first element to its last, in one
 // dimension: of an expanded one as much as it has, with the gaps of one that

@@ -1,7 +1,7 @@
 // TensorPlace: all of a plain tensor but its memory: which part of a storage it
 // is, and how it is read.
-#ifndef SHARDING_RECOMPUTE_PLACED_TENSOR_H_
-#define SHARDING_RECOMPUTE_PLACED_TENSOR_H_
+#ifndef BASE_TORCH_PLACED_TENSOR_H_
+#define BASE_TORCH_PLACED_TENSOR_H_
 
 #include <cstdint>
 
@@ -39,4 +39,4 @@ at::Tensor BytesOf(const c10::Storage& storage);
 c10::Storage CopyOf(const c10::Storage& storage);
 
 }  // namespace tessera
-#endif  // SHARDING_RECOMPUTE_PLACED_TENSOR_H_
+#endif  // BASE_TORCH_PLACED_TENSOR_H_

@@ -1,4 +1,4 @@
-#include "sharding/recompute/placed_tensor.h"
+#include "base/torch/placed_tensor.h"
 
 #include <utility>
 

@@ -1,0 +1,96 @@
+// RecomputedPart: a part of a forward of which backward computes again what
+// autograd has saved: by a tape of its operators (region.h), or by calling its
+// function again (checkpointed/frame.h).
+//
+//   Unpack of a slot   its value, if that is there, which is then autograd's;
+//                      else Compute makes it, and those of the other slots
+//                      that are alive
+//
+// A value is handed out once, and only to the graph task that it was computed
+// for: what a backward leaves behind would be held until the graph is gone, and
+// one that runs beside it would take what the other waits for. What a task has
+// not asked for goes at its end.
+//
+// Threads: any.
+#ifndef SHARDING_RECOMPUTE_RECOMPUTED_PART_H_
+#define SHARDING_RECOMPUTE_RECOMPUTED_PART_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "base/torch/saved_version.h"
+#include "sharding/dispatch/operator_watch.h"
+
+namespace tessera {
+
+class RecomputedPart : public std::enable_shared_from_this<RecomputedPart> {
+ public:
+  // A value, and its version when it was computed: without the part autograd
+  // would fail where something that it saved was written afterwards.
+  struct Value {
+    Value() = default;
+    explicit Value(at::Tensor computed)
+        : version(computed), tensor(std::move(computed)) {}
+    SavedVersion version;
+    at::Tensor tensor;
+  };
+
+  // What autograd keeps instead of a tensor.
+  class Slot : public SavedSlot {
+   public:
+    explicit Slot(std::shared_ptr<RecomputedPart> part)
+        : part_(std::move(part)) {}
+    at::Tensor Unpack() override { return part_->Unpack(this); }
+
+   private:
+    friend class RecomputedPart;
+    const std::shared_ptr<RecomputedPart> part_;
+    Value value_;  // by the part's mutex, as
+    int64_t task_ = -1;
+  };
+
+  // `name`: for messages.
+  explicit RecomputedPart(std::string name) : name_(std::move(name)) {}
+  virtual ~RecomputedPart() = default;
+  RecomputedPart(const RecomputedPart&) = delete;
+  RecomputedPart& operator=(const RecomputedPart&) = delete;
+
+  const std::string& name() const { return name_; }
+
+ protected:
+  // The value of `slot`, for graph task `task` (-1: none runs); Fills others.
+  // May throw.
+  virtual Value Compute(Slot* slot, int64_t task) = 0;
+  // A task that has computed is over.
+  virtual void TaskIsOver() {}
+
+  void Add(const std::shared_ptr<Slot>& slot);
+  // Those that have been added, while autograd has them; else null.
+  std::shared_ptr<Slot> SlotOf(size_t number);
+  size_t num_slots();
+  // The number of the last one that autograd has; -1: none.
+  int64_t LastAlive();
+  void Fill(Slot* slot, at::Tensor tensor, int64_t task);
+  bool IsFilled(Slot* slot, int64_t task);
+  // Undefined where there is none for `task`.
+  Value Take(Slot* slot, int64_t task);
+
+ private:
+  at::Tensor Unpack(Slot* slot);
+  void EndTask(int64_t task);
+
+  const std::string name_;
+  absl::Mutex values_mutex_;
+  std::vector<std::weak_ptr<Slot>> slots_ ABSL_GUARDED_BY(values_mutex_);
+  int64_t ends_with_ ABSL_GUARDED_BY(values_mutex_) =
+      -1;  // task that calls EndTask
+};
+
+}  // namespace tessera
+#endif  // SHARDING_RECOMPUTE_RECOMPUTED_PART_H_
