@@ -14,8 +14,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
+#include "optim/algorithms/coefficients.h"
+#include "optim/algorithms/optimizer_options.h"
 #include "optim/kernels/element_step.h"
-#include "optim/kernels/optimizer_options.h"
 
 namespace tessera {
 
