@@ -60,6 +60,9 @@ std::string CommentOf(const FieldDescriptor& field) {
     text = OneParagraph(absl::StrCat(location.leading_comments, " ",
                                      location.trailing_comments));
   }
+  if (field.full_name() == "tessera.proto.Optimizer.type") {
+    text = absl::StrCat(JoinWords(AlgorithmNames()), ". ", text);
+  }
   if (!text.empty() || field.message_type() == nullptr || IsFreeForm(field)) {
     return text;
   }

@@ -1,5 +1,5 @@
 // AdamW, whose weight decay is of the weights, and Adam, which adds it to the
-// gradient (L2), as all others but Lion, Muon and Adafactor.
+// gradient (L2).
 #include "optim/algorithms/adam.h"
 
 #include <cmath>
