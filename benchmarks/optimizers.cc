@@ -45,8 +45,9 @@
 #include "benchmarks/flag_checks.h"
 #include "benchmarks/triad.h"
 #include "benchmarks/workers.h"
+#include "optim/algorithms/coefficients.h"
+#include "optim/algorithms/optimizer_options.h"
 #include "optim/kernels/element_step.h"
-#include "optim/kernels/optimizer_options.h"
 
 ABSL_FLAG(int64_t, numel, int64_t{1} << 26, "parameters");
 ABSL_FLAG(int, threads, 2, "threads of all");

@@ -7,6 +7,7 @@
 
 #include "benchmarks/triad.h"
 #include "benchmarks/workers.h"
+#include "optim/algorithms/coefficients.h"
 #include "optim/kernels/element_step.h"
 
 namespace tessera {

@@ -24,6 +24,7 @@
 #include "config/reader/proto_reader.h"
 #include "config/resolve_autos.h"
 #include "config/validate.h"
+#include "optim/algorithms/table.h"
 
 namespace tessera {
 namespace {
@@ -302,9 +303,9 @@ absl::StatusOr<proto::Config> ResolveConfig(const proto::Config& config,
 absl::Status CheckRunnable(const proto::Config& config) {
   std::vector<std::string> missing = MissingFeatures(config);
   const proto::Optimizer& optimizer = config.optimizer();
-  if (config.has_optimizer() && !IsOptimizer(optimizer.type())) {
+  if (config.has_optimizer() && !FindAlgorithm(optimizer.type()).has_value()) {
     missing.push_back(absl::StrCat("optimizer.type: ", optimizer.type(),
-                                   ": there is ", JoinWords(OptimizerNames())));
+                                   ": there is ", JoinWords(AlgorithmNames())));
   }
   if (config.scheduler().has_type() && !IsSchedule(config.scheduler().type())) {
     const std::string& type = config.scheduler().type();

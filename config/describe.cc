@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -18,6 +19,7 @@
 #include "config/schema_data.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/descriptor.pb.h"
+#include "optim/algorithms/algorithm.h"
 
 namespace tessera {
 namespace {
@@ -57,6 +59,9 @@ std::string CommentOf(const FieldDescriptor& field) {
   if (commented->GetSourceLocation(&location)) {
     text = OneParagraph(absl::StrCat(location.leading_comments, " ",
                                      location.trailing_comments));
+  }
+  if (field.full_name() == "tessera.proto.Optimizer.type") {
+    text = absl::StrCat(JoinWords(AlgorithmNames()), ". ", text);
   }
   if (!text.empty() || field.message_type() == nullptr || IsFreeForm(field)) {
     return text;
@@ -112,6 +117,56 @@ std::string DefaultOf(const FieldDescriptor& field) {
   return ValueText(*message, field);
 }
 
+// As JSON has it.
+std::string DefaultText(const FieldDescriptor& field, double value) {
+  if (field.cpp_type() != FieldDescriptor::CPPTYPE_BOOL) {
+    return absl::StrCat(value);
+  }
+  return value != 0 ? "true" : "false";
+}
+
+// Of one optimizer, as the table of optim/algorithms has it; "" if it has no
+// such parameter.
+std::string DefaultOf(const FieldDescriptor& field, const AlgorithmRow& row) {
+  const auto of = [&](absl::string_view name) -> std::string {
+    const Option* const option = row.FindOrRest(name);
+    if (option == nullptr) return "";
+    return option->value ? DefaultText(field, *option->value) : "its own";
+  };
+  if (field.name() == "betas") {
+    const std::string beta1 = of("beta1");
+    return beta1.empty() ? "" : absl::StrCat(beta1, " and ", of("beta2"));
+  }
+  for (const ConfigField& own : row.fields) {
+    if (field.name() != own.name) continue;
+    return own.text != nullptr   ? own.text
+           : own.like != nullptr ? own.like
+                                 : DefaultText(field, own.number);
+  }
+  return of(field.name());
+}
+
+// "0.001 (Adam, AdamW), 0.01 (Adagrad)".
+std::string DefaultsOfOptimizers(const FieldDescriptor& field) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> defaults;
+  for (const std::string& name : AlgorithmNames()) {
+    const std::string value = DefaultOf(field, RowOf(*FindAlgorithm(name)));
+    if (value.empty()) continue;
+    const auto same =
+        std::find_if(defaults.begin(), defaults.end(),
+                     [&](const auto& each) { return each.first == value; });
+    if (same != defaults.end()) {
+      same->second.push_back(name);
+    } else {
+      defaults.push_back({value, {name}});
+    }
+  }
+  return absl::StrJoin(defaults, ", ", [](std::string* out, const auto& each) {
+    absl::StrAppend(out, each.first, " (", absl::StrJoin(each.second, ", "),
+                    ")");
+  });
+}
+
 std::string AllowedBy(const FieldDescriptor& field) {
   const auto& words = field.options().GetRepeatedExtension(proto::one_of);
   if (!words.empty()) {
@@ -145,7 +200,10 @@ void Collect(const Descriptor& level, const std::string& prefix,
       key.other_keys.push_back(prefix + names[n]);
     }
     key.kind = KindOf(field);
-    key.default_value = DefaultOf(field);
+    key.default_value = &level == proto::OptimizerParams::descriptor() &&
+                                !field.has_default_value()
+                            ? DefaultsOfOptimizers(field)
+                            : DefaultOf(field);
     key.allowed = AllowedBy(field);
     key.comment = CommentOf(field);
     key.fate = "honoured";

@@ -19,9 +19,6 @@ void ResolveBatch(int world_size, proto::Config* config, Faults* faults);
 void ResolveGradients(proto::Config* config, Faults* faults);
 // optimizer, if there is one.
 void ResolveOptimizer(proto::Config* config, Faults* faults);
-// Whether it is one of those that there are; their names.
-bool IsOptimizer(absl::string_view type);
-std::vector<std::string> OptimizerNames();
 // scheduler, if there is one: its type's parameters get their defaults.
 // REQUIRES: ResolveOptimizer.
 void ResolveScheduler(proto::Config* config, Faults* faults);

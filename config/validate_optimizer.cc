@@ -1,153 +1,40 @@
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "config/defaults.h"
+#include "config/options/option_values.h"
 #include "config/reader/json_options.pb.h"
 #include "config/validate.h"
 #include "google/protobuf/descriptor.h"
+#include "optim/algorithms/algorithm.h"
 
 namespace tessera {
 namespace {
 
 using google::protobuf::FieldDescriptor;
 
-// In any case, as DeepSpeed reads them.
+// Those of DeepSpeed, in any case, as it reads them; and those of torch.optim,
+// as they are spelled. Which of them run here, and others, in any case: the
+// table of optim/algorithms.
 constexpr const char* kDeepSpeed[] = {
     "Adam",   "AdamW",   "Adagrad", "Lamb",       "Lion",       "Muon",
     "MuAdam", "MuAdamW", "MuSGD",   "OneBitAdam", "OneBitLamb", "ZeroOneAdam"};
-constexpr char kMuon[] = "Muon", kAdafactor[] = "Adafactor";
-// Of neither; in any case, too. The second is a program's own.
-constexpr char kScheduleFree[] = "AdamWScheduleFree", kCustom[] = "Custom";
 constexpr const char* kTorch[] = {
     "Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS",     "NAdam",
     "RAdam",    "RMSprop",   "Rprop",  "SGD",  "SparseAdam"};
 
-// What an optimizer has, each with its default.
-struct Parameter {
-  const char* field;
-  double value;  // a flag's is 0 or 1
-};
-struct Known {
-  const char* type;
-  std::vector<Parameter> parameters;
-  std::vector<double> betas;  // none: it has no such
-};
-const std::vector<Known>& KnownOptimizers() {
-  static const std::vector<Parameter> adam = {
-      {"lr", 1e-3},       {"eps", 1e-8},          {"weight_decay", 0},
-      {"adam_w_mode", 1}, {"bias_correction", 1}, {"amsgrad", 0},
-      {"maximize", 0}};
-  static const auto* const known = new std::vector<Known>{
-      {"Adam", adam, {0.9, 0.999}},
-      {"AdamW", adam, {0.9, 0.999}},
-      {"SGD",
-       {{"lr", 1e-3},
-        {"momentum", 0},
-        {"dampening", 0},
-        {"nesterov", 0},
-        {"weight_decay", 0},
-        {"maximize", 0}},
-       {}},
-      {"Adagrad",
-       {{"lr", 1e-2},
-        {"lr_decay", 0},
-        {"weight_decay", 0},
-        {"initial_accumulator_value", 0},
-        {"eps", 1e-10},
-        {"maximize", 0}},
-       {}},
-      {"RMSprop",
-       {{"lr", 1e-2},
-        {"alpha", 0.99},
-        {"eps", 1e-8},
-        {"weight_decay", 0},
-        {"momentum", 0},
-        {"centered", 0},
-        {"maximize", 0}},
-       {}},
-      {"Lion",
-       {{"lr", 1e-3}, {"weight_decay", 0}, {"maximize", 0}},
-       {0.9, 0.99}},
-      {"Lamb",
-       {{"lr", 1e-3},
-        {"eps", 1e-8},
-        {"weight_decay", 0},
-        {"bias_correction", 1},
-        {"min_coeff", 0.01},
-        {"max_coeff", 10},
-        {"maximize", 0}},
-       {0.9, 0.999}},
-      {"Muon",
-       {{"lr", 1e-3},
-        {"momentum", 0.95},
-        {"nesterov", 1},
-        {"weight_decay", 0},
-        {"eps", 1e-10},
-        {"ns_steps", 5},
-        {"maximize", 0}},
-       {0.9, 0.95}},
-      {"Adafactor",
-       {{"lr", 1e-2},
-        {"eps2", 1e-3},
-        {"beta2_decay", -0.8},
-        {"d", 1},
-        {"weight_decay", 0},
-        {"maximize", 0}},
-       {}},
-      {kScheduleFree,
-       {{"lr", 2.5e-3},
-        {"eps", 1e-8},
-        {"weight_decay", 0},
-        {"r", 0},
-        {"weight_lr_power", 2},
-        {"maximize", 0}},
-       {0.9, 0.999}},
-      {kCustom,
-       {{"lr", 1e-3},
-        {"eps", 1e-8},
-        {"weight_decay", 0},
-        {"bias_correction", 1},
-        {"amsgrad", 0},
-        {"momentum", 0},
-        {"dampening", 0},
-        {"nesterov", 0},
-        {"alpha", 0.99},
-        {"centered", 0},
-        {"lr_decay", 0},
-        {"initial_accumulator_value", 0},
-        {"min_coeff", 0.01},
-        {"max_coeff", 10},
-        {"maximize", 0}},
-       {0.9, 0.999}}};
-  return *known;
-}
-
-const Known* FindKnown(const std::string& type) {
-  for (const Known& known : KnownOptimizers()) {
-    if (type == known.type) return &known;
-  }
-  return nullptr;
-}
-
-bool Is(absl::string_view type, const Known& known) {
-  return type == known.type;
-}
-
-bool Has(const Known& known, const std::string& field) {
-  if (field == "betas") return !known.betas.empty();
+bool Has(const AlgorithmRow& row, const std::string& field) {
+  if (field == "betas") return row.FindOrRest("beta1") != nullptr;
   if (field == "state_dtype" || field == "ema_decay") return true;
-  const bool of_muon = field == "muon_lr" || field == "adam_lr" ||
-                       field == "ns_method" || field == "adjust_lr_fn";
-  if (of_muon) return Is(kMuon, known);
-  if (field == "eps" && Is(kAdafactor, known))
-    return true;  // the masters' dtype's
-  return std::any_of(
-      known.parameters.begin(), known.parameters.end(),
-      [&](const Parameter& parameter) { return field == parameter.field; });
+  return row.FindOrRest(field) != nullptr ||
+         std::any_of(row.fields.begin(), row.fields.end(),
+                     [&](const ConfigField& own) { return field == own.name; });
 }
 
 // The name as it is spelled; "" if there is none such.
@@ -166,123 +53,149 @@ bool SameInAnyCase(const std::string& a, const std::string& b) {
 bool Same(const std::string& a, const std::string& b) { return a == b; }
 
 template <typename Names>
+bool Contains(const Names& names, const std::string& name) {
+  return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
+template <typename Names>
 void Append(const Names& names, std::vector<std::string>* all) {
   all->insert(all->end(), std::begin(names), std::end(names));
 }
 
 // `params`: OptimizerParams or GroupParams.
 void CheckParameters(const google::protobuf::Message& params,
-                     const std::string& path, const Known& known,
+                     const std::string& path, const AlgorithmRow& row,
                      Faults* faults) {
   std::vector<const FieldDescriptor*> fields;
   params.GetReflection()->ListFields(params, &fields);
   for (const FieldDescriptor* field : fields) {
     const auto& options = field->options();
-    if (Has(known, field->name()) || options.HasExtension(proto::no_effect) ||
+    if (Has(row, field->name()) || options.HasExtension(proto::no_effect) ||
         options.HasExtension(proto::refused) ||
         field->name() == "fp32_optimizer_states") {
       continue;
     }
-    faults->Add(absl::StrCat(path, ".", field->name()), "'", known.type,
+    faults->Add(absl::StrCat(path, ".", field->name()), "'", row.name,
                 "' has no such parameter");
   }
 }
 
-void FillParameters(const Known& known, proto::OptimizerParams* params) {
+// Unless it has a value.
+void SetField(const std::string& name, double value,
+              proto::OptimizerParams* params) {
+  const FieldDescriptor* const field =
+      params->GetDescriptor()->FindFieldByName(name);
   const auto& reflection = *params->GetReflection();
-  for (const Parameter& parameter : known.parameters) {
-    const FieldDescriptor* const field =
-        params->GetDescriptor()->FindFieldByName(parameter.field);
-    if (reflection.HasField(*params, field)) continue;
-    if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
-      reflection.SetBool(params, field, parameter.value != 0);
-    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
-      reflection.SetInt64(params, field, static_cast<int64_t>(parameter.value));
-    } else {
-      reflection.SetDouble(params, field, parameter.value);
+  if (field == nullptr || reflection.HasField(*params, field)) return;
+  if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
+    reflection.SetBool(params, field, value != 0);
+  } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
+    reflection.SetInt64(params, field, static_cast<int64_t>(value));
+  } else {
+    reflection.SetDouble(params, field, value);
+  }
+}
+
+void FillFields(absl::Span<const ConfigField> fields,
+                proto::OptimizerParams* params) {
+  const auto& reflection = *params->GetReflection();
+  const auto find = [&](const char* name) {
+    return params->GetDescriptor()->FindFieldByName(name);
+  };
+  for (const ConfigField& own : fields) {
+    if (own.text == nullptr) {
+      SetField(own.name,
+               own.like == nullptr
+                   ? own.number
+                   : reflection.GetDouble(*params, find(own.like)),
+               params);
+    } else if (!reflection.HasField(*params, find(own.name))) {
+      reflection.SetString(params, find(own.name), own.text);
     }
   }
+}
+
+void FillParameters(const AlgorithmRow& row, proto::OptimizerParams* params) {
+  const auto fill = [&](absl::Span<const Option> options) {
+    for (const Option& option : options) {
+      if (option.value.has_value()) {
+        SetField(option.name, *option.value, params);
+      }
+    }
+  };
+  fill(row.options);
+  if (row.rest != nullptr) fill(row.rest->options);
   if (!params->has_state_dtype()) params->set_state_dtype("fp32");
   if (!params->has_ema_decay()) params->set_ema_decay(0);
-  if (!Is(kMuon, known)) return;
-  if (!params->has_muon_lr()) params->set_muon_lr(params->lr());
-  if (!params->has_adam_lr()) params->set_adam_lr(params->lr());
-  if (!params->has_ns_method()) params->set_ns_method("gram");
-  if (!params->has_adjust_lr_fn()) params->set_adjust_lr_fn("original");
+  FillFields(row.fields, params);
 }
 
 template <typename Betas>
-void CheckBetas(const std::string& path, const Known& known, const Betas& betas,
-                Faults* faults) {
+void CheckBetas(const std::string& path, const AlgorithmRow& row,
+                const Betas& betas, Faults* faults) {
   if (betas.size() != 2) {
     faults->Add(path, "expected two numbers, got ", betas.size());
-  } else if (Is(kScheduleFree, known) && betas[0] == 0) {
-    faults->Add(path + "[0]", "expected above 0 with ", known.type,
+  } else if (row.averages && betas[0] == 0) {
+    faults->Add(path + "[0]", "expected above 0 with ", row.name,
                 ": without it the average cannot be found");
   }
 }
 
-// Of those whose states are float32 alone, else "".
-std::string WhyFloat32(const Known& known) {
-  // What else fits together is for the program to say.
-  if (Is(kCustom, known)) return ", of a program's own optimizer";
-  const std::string with = absl::StrCat(" with ", known.type, ", whose ");
-  if (Is(kAdafactor, known)) return with + "states are few";
-  // Of z nothing may be lost.
-  return Is(kScheduleFree, known) ? with + "state z is as good as a master"
-                                  : "";
-}
-
-void CheckStates(const Known& known, const proto::OptimizerParams& params,
+void CheckStates(const AlgorithmRow& row, const proto::OptimizerParams& params,
                  const std::string& path, Faults* faults) {
-  const std::string why = WhyFloat32(known);
-  if (!why.empty() && params.state_dtype() != "fp32") {
-    faults->Add(path + ".state_dtype", "expected fp32", why, ", got ",
-                params.state_dtype());
+  if (row.why_float32 != nullptr && params.state_dtype() != "fp32") {
+    faults->Add(path + ".state_dtype", "expected fp32", row.why_float32,
+                ", got ", params.state_dtype());
   }
-  if (Is(kScheduleFree, known) && params.ema_decay() != 0) {
-    faults->Add(path + ".ema_decay", "expected 0 with ", known.type,
+  if (row.averages && params.ema_decay() != 0) {
+    faults->Add(path + ".ema_decay", "expected 0 with ", row.name,
                 ", which has an average of its own");
   }
 }
 
-void CheckNesterov(const std::string& path, bool nesterov, double momentum,
-                   double dampening, Faults* faults) {
-  if (!nesterov || (momentum > 0 && dampening == 0)) return;
-  faults->Add(path, "expected a momentum above 0 and no dampening with it");
+void CheckTogether(const AlgorithmRow& row, const OptimizerOptions& options,
+                   const std::string& path, Faults* faults) {
+  if (row.check == nullptr) return;
+  const OptionFault fault = row.check(options);
+  if (!fault.text.empty()) {
+    faults->Add(absl::StrCat(path, ".", fault.option), fault.text);
+  }
 }
 
-void ResolveParameters(const Known& known, bool bf16_states,
-                       proto::OptimizerParams* params, Faults* faults) {
+// The options of all parameters that the algorithm is for.
+OptimizerOptions ResolveParameters(Algorithm algorithm, bool bf16_states,
+                                   proto::OptimizerParams* params,
+                                   Faults* faults) {
+  const AlgorithmRow& row = RowOf(algorithm);
   const std::string path = "optimizer.params";
-  CheckParameters(*params, path, known, faults);
-  if (bf16_states && !params->has_state_dtype() && WhyFloat32(known).empty()) {
+  CheckParameters(*params, path, row, faults);
+  if (bf16_states && !params->has_state_dtype() && row.why_float32 == nullptr) {
     params->set_state_dtype("bf16");
   }
-  FillParameters(known, params);
-  // An empty list in a file is no request for the defaults.
-  if (params->betas_size() == 0 && !faults->IsWritten(path + ".betas")) {
-    for (const double beta : known.betas) params->add_betas(beta);
+  FillParameters(row, params);
+  if (const Option* const beta1 = row.FindOrRest("beta1")) {
+    // An empty list in a file is no request for the defaults.
+    if (params->betas_size() == 0 && !faults->IsWritten(path + ".betas")) {
+      params->add_betas(*beta1->value);
+      params->add_betas(*row.FindOrRest("beta2")->value);
+    }
+    CheckBetas(path + ".betas", row, params->betas(), faults);
   }
-  if (!known.betas.empty()) {
-    CheckBetas(path + ".betas", known, params->betas(), faults);
-  }
-  CheckStates(known, *params, path, faults);
-  if (params->min_coeff() > params->max_coeff()) {
-    faults->Add(path + ".min_coeff", "expected at most max_coeff, ",
-                params->max_coeff(), ", got ", params->min_coeff());
-  }
-  if (Is(kMuon, known) || Is(kCustom, known)) return;
-  CheckNesterov(path + ".nesterov", params->nesterov(), params->momentum(),
-                params->dampening(), faults);
+  CheckStates(row, *params, path, faults);
+  OptimizerOptions options;
+  options.algorithm = algorithm;
+  ReadOptions(*params, /*defaults=*/true, &options);
+  CheckTogether(row, options, path, faults);
+  return options;
 }
 
 bool IsReserved(const std::string& group) {
   return group == "default" || group == "no_decay" || group == "muon";
 }
 
-void ResolveGroup(int number, const Known& known, proto::Optimizer* optimizer,
-                  Faults* faults) {
+// `options`: those of no group.
+void ResolveGroup(int number, OptimizerOptions options,
+                  proto::Optimizer* optimizer, Faults* faults) {
+  const AlgorithmRow& row = RowOf(options.algorithm);
   const std::string path = absl::StrCat("optimizer.param_groups[", number, "]");
   proto::ParamGroup& group = *optimizer->mutable_param_groups(number);
   if (!group.has_name()) group.set_name(absl::StrCat("group ", number + 1));
@@ -298,27 +211,22 @@ void ResolveGroup(int number, const Known& known, proto::Optimizer* optimizer,
   }
   const proto::GroupParams& params = group.params();
   const std::string inside = path + ".params";
-  CheckParameters(params, inside, known, faults);
+  CheckParameters(params, inside, row, faults);
   if (params.betas_size() != 0) {
-    CheckBetas(inside + ".betas", known, params.betas(), faults);
+    CheckBetas(inside + ".betas", row, params.betas(), faults);
   }
-  if (group.use_muon() && !Is(kMuon, known)) {
+  if (group.use_muon() && row.rest == nullptr) {
     faults->Add(path + ".use_muon", "expected false, of the optimizer ",
-                known.type);
+                row.name);
   }
-  if (Is(kMuon, known) || Is(kCustom, known)) return;
-  const proto::OptimizerParams& base = optimizer->params();
-  const double momentum =
-      params.has_momentum() ? params.momentum() : base.momentum();
-  if ((momentum == 0) != (base.momentum() == 0)) {
+  const Formula formula = row.formula(options);
+  ReadOptions(params, /*defaults=*/false, &options);
+  if (row.formula(options) != formula) {
     faults->Add(inside + ".momentum",
                 "expected 0 for all groups or for none: with a momentum there "
                 "are other states");
   }
-  CheckNesterov(
-      inside + ".nesterov",
-      params.has_nesterov() ? params.nesterov() : base.nesterov(), momentum,
-      params.has_dampening() ? params.dampening() : base.dampening(), faults);
+  CheckTogether(row, options, inside, faults);
 }
 
 // The operators of torch::optim are called for plain AdamW; libtorch's kernel
@@ -357,8 +265,11 @@ void ResolveOptimizer(proto::Config* config, Faults* faults) {
       config->bf16().enabled() && config->bf16().bf16_optimizer_states();
   std::vector<std::string> known;
   Append(kDeepSpeed, &known);
-  known.push_back(kScheduleFree);
-  known.push_back(kCustom);
+  for (const std::string& ours : AlgorithmNames()) {
+    if (!Contains(kDeepSpeed, ours) && !Contains(kTorch, ours)) {
+      known.push_back(ours);
+    }
+  }
   std::string type = Find(known, optimizer.type(), SameInAnyCase);
   Append(kTorch, &known);
   if (type.empty()) type = Find(known, optimizer.type(), Same);
@@ -368,35 +279,26 @@ void ResolveOptimizer(proto::Config* config, Faults* faults) {
     faults->AddUnknown(
         "optimizer.type", optimizer.type(),
         "Adam, AdamW, or another optimizer of DeepSpeed or torch.optim",
-        OptimizerNames(), known);
+        AlgorithmNames(), known);
   } else {
     optimizer.set_type(type);
     if (type == "OneBitAdam" || type == "OneBitLamb" || type == "ZeroOneAdam") {
       faults->Note("optimizer.type", type,
                    ": DeepSpeed 0.19.8 has removed it: use AdamW");
     }
-    const Known* const ours = FindKnown(type);
-    if (ours == nullptr) return;
-    ResolveParameters(*ours, bf16_states, optimizer.mutable_params(), faults);
+    const std::optional<Algorithm> ours = FindAlgorithm(type);
+    if (!ours.has_value()) return;
+    const OptimizerOptions options = ResolveParameters(
+        *ours, bf16_states, optimizer.mutable_params(), faults);
     for (int i = 0; i < optimizer.param_groups_size(); ++i) {
-      ResolveGroup(i, *ours, &optimizer, faults);
+      ResolveGroup(i, options, &optimizer, faults);
     }
     if (!optimizer.has_no_decay()) optimizer.set_no_decay("off");
     CheckExact(*config, faults);
     return;
   }
-  ResolveParameters(*FindKnown("AdamW"), bf16_states,
-                    optimizer.mutable_params(), faults);
-}
-
-bool IsOptimizer(absl::string_view type) {
-  return FindKnown(std::string(type)) != nullptr;
-}
-
-std::vector<std::string> OptimizerNames() {
-  std::vector<std::string> names;
-  for (const Known& known : KnownOptimizers()) names.push_back(known.type);
-  return names;
+  ResolveParameters(Algorithm::kAdamW, bf16_states, optimizer.mutable_params(),
+                    faults);
 }
 
 void ResolveGradients(proto::Config* config, Faults* faults) {

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
-#include <iterator>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -9,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "config/defaults.h"
 #include "config/validate.h"
+#include "optim/algorithms/table.h"
 
 namespace tessera {
 namespace {
@@ -74,11 +75,9 @@ void CheckParamDtype(const proto::Config& config, Faults* faults) {
 // do.
 std::string WhyMastersStayWide(const proto::Config& config) {
   if (!config.has_optimizer()) return "";
-  constexpr const char* kSteps[] = {"Adam",    "AdamW",   "SGD",
-                                    "Adagrad", "RMSprop", "Lion"};
   const std::string& type = config.optimizer().type();
-  if (std::find(std::begin(kSteps), std::end(kSteps), type) ==
-      std::end(kSteps)) {
+  const std::optional<Algorithm> algorithm = FindAlgorithm(type);
+  if (!algorithm.has_value() || !TakesNarrowMasters(*algorithm)) {
     return absl::StrCat("of ", type);
   }
   if (config.optimizer().params().ema_decay() > 0) return "with ema_decay";

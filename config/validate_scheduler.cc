@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "config/reader/json_options.pb.h"
 #include "config/validate.h"
 #include "google/protobuf/descriptor.h"
+#include "optim/algorithms/algorithm.h"
 
 namespace tessera {
 namespace {
@@ -281,7 +283,8 @@ void CheckHasMomentum(const proto::Optimizer& optimizer,
   const std::string& of = optimizer.type();
   const bool none = of == "Adagrad" || ((of == "SGD" || of == "RMSprop") &&
                                         optimizer.params().momentum() == 0);
-  if (p.cycle_momentum() && of == "AdamWScheduleFree") {
+  const std::optional<Algorithm> algorithm = FindAlgorithm(of);
+  if (p.cycle_momentum() && algorithm && RowOf(*algorithm).averages) {
     faults->Add(Path("cycle_momentum"), "write false with ", of,
                 ": its average is found by one beta1");
   }

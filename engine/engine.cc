@@ -20,7 +20,7 @@
 #include "engine/parts/learning_rate.h"
 #include "engine/setup/initial_sync.h"
 #include "engine/world_options.h"
-#include "optim/kernels/option_names.h"
+#include "optim/algorithms/option_names.h"
 
 namespace tessera {
 namespace {

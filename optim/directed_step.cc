@@ -12,7 +12,7 @@
 #include "optim/directed_step.h"
 
 #include <algorithm>
-#include <cmath>
+#include <tuple>
 #include <utility>
 
 #include "ATen/ops/empty.h"
@@ -21,6 +21,7 @@
 #include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "optim/algorithms/algorithm.h"
 #include "optim/matrix/newton_schulz.h"
 #include "optim/norm/grad_norm.h"
 
@@ -48,28 +49,13 @@ std::pair<int64_t, int64_t> SizesOf(const Parameter& p) {
   return {rows, rows == 0 ? 0 : p.tensor.numel() / rows};
 }
 
-// Keller Jordan's, or that which has the root mean square of AdamW's changes
-// (Liu et al., "Muon is Scalable for LLM Training", 2025); torch.optim.Muon's
-// adjust_lr_fn.
-double ScaleOf(const Parameter& p, const OptimizerOptions& o) {
-  const auto [rows, columns] = SizesOf(p);
-  const auto r = static_cast<double>(rows), c = static_cast<double>(columns);
-  return o.match_rms_adamw ? 0.2 * std::sqrt(std::max(r, c))
-                           : std::sqrt(std::max(1.0, r / c));
-}
-
 // A parameter's elements in a flat buffer, in its shape.
 at::Tensor In(const at::Tensor& whole, const Parameter& p) {
   return whole.as_strided(p.tensor.sizes(), p.tensor.strides(), p.range.begin);
 }
 
-// Adafactor's, from the norms of a parameter and its direction.
-double UpdateScale(const Parameter& p, double master, double direction,
-                   const OptimizerOptions& o) {
-  if (p.tensor.numel() == 0) return 1;
-  const double root = std::sqrt(static_cast<double>(p.tensor.numel()));
-  return std::max(o.eps2, master / root) /
-         std::max(1.0, direction / (root * o.d));
+double ScaleOf(const OptimizerOptions& o, const DirectedParameter& p) {
+  return RowOf(o.algorithm).directed->scale(o, p);
 }
 
 // Of each rank the sums of one parameter.
@@ -120,17 +106,13 @@ absl::StatusOr<std::vector<Completion>> TrustRatios(
   for (const DirectedUnit& unit : units) {
     Completion& completion = completions.emplace_back();
     for (const Parameter& p : unit.flat->parameters()) {
-      TESSERA_ASSIGN_OR_RETURN(const double master, NormOf(all, number++));
-      TESSERA_ASSIGN_OR_RETURN(const double direction, NormOf(all, number++));
-      const OptimizerOptions& o =
-          options[static_cast<size_t>(group_of[static_cast<size_t>(p.index)])];
-      const double ratio =
-          master > 0 && direction > 0
-              ? std::clamp(master / direction, o.min_coeff, o.max_coeff)
-              : 1;
-      completion.scales.push_back(o.algorithm == Algorithm::kAdafactor
-                                      ? UpdateScale(p, master, direction, o)
-                                      : ratio);
+      DirectedParameter of;
+      of.numel = p.tensor.numel();
+      TESSERA_ASSIGN_OR_RETURN(of.master, NormOf(all, number++));
+      TESSERA_ASSIGN_OR_RETURN(of.direction, NormOf(all, number++));
+      const auto group =
+          static_cast<size_t>(group_of[static_cast<size_t>(p.index)]);
+      completion.scales.push_back(ScaleOf(options[group], of));
     }
   }
   return completions;
@@ -233,8 +215,9 @@ absl::StatusOr<Completion> Orthogonalizer::Finish() {
     completion.direction = completion.direction.to(flat.step_dtype());
   }
   for (size_t i = 0; i < flat.parameters().size(); ++i) {
-    completion.scales.push_back(
-        ScaleOf(flat.parameters()[i], OptionsOf(in_flight.unit, i)));
+    DirectedParameter of;
+    std::tie(of.rows, of.columns) = SizesOf(flat.parameters()[i]);
+    completion.scales.push_back(ScaleOf(OptionsOf(in_flight.unit, i), of));
   }
   return completion;
 }

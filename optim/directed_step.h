@@ -2,7 +2,7 @@
 // parameter, though shards cut it:
 //
 //   direction  on the shards, element by element, in place of the gradient
-//              (optim/kernels/formulas.h)
+//              (optim/formulas/directed_formulas.h)
 //   completed  LAMB: the norms of each parameter and its direction, in exact
 //              sums (optim/norm/grad_norm.h), give its trust ratio
 //              Muon: matrices are gathered, made orthogonal, each by one rank,
@@ -30,7 +30,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
-#include "optim/kernels/optimizer_options.h"
+#include "optim/algorithms/optimizer_options.h"
 #include "optim/unit_step.h"
 #include "sharding/flat/flat_parameter.h"
 
@@ -56,11 +56,9 @@ struct Completion {
 // as text. LOCAL.
 absl::StatusOr<std::string> TrustSums(const DirectedUnit& unit,
                                       const at::Tensor& masters);
-// The trust ratios of units from the sums of all ranks of the shard group,
-// which each has joined with '\n': |master| / |direction|, within min_coeff and
-// max_coeff; 1 where one of the norms is 0. Adafactor's scales:
-// optim/factored/adafactor.h. `options`: of each parameter of the model by its
-// group. LOCAL.
+// The scales of units (DirectedRow::scale) from the sums of all ranks of the
+// shard group, which each has joined with '\n'. `options`: of each parameter of
+// the model by its group. LOCAL.
 absl::StatusOr<std::vector<Completion>> TrustRatios(
     absl::Span<const DirectedUnit> units, const std::vector<std::string>& sums,
     const std::vector<OptimizerOptions>& options,

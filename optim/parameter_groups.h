@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "optim/kernels/optimizer_options.h"
+#include "optim/algorithms/optimizer_options.h"
 
 namespace tessera {
 

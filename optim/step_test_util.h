@@ -13,8 +13,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "optim/algorithms/coefficients.h"
+#include "optim/algorithms/optimizer_options.h"
 #include "optim/kernels/element_step.h"
-#include "optim/kernels/optimizer_options.h"
 
 namespace tessera {
 

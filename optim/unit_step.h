@@ -13,9 +13,10 @@
 #include "absl/container/flat_hash_map.h"
 #include "base/layout/layout.h"
 #include "offload/element_format.h"
+#include "optim/algorithms/coefficients.h"
+#include "optim/algorithms/optimizer_options.h"
 #include "optim/kernels/block8.h"
 #include "optim/kernels/element_step.h"
-#include "optim/kernels/optimizer_options.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/flat_gradient.h"
 

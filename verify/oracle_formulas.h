@@ -36,18 +36,6 @@
 //     c           d / (sqrt(square_avg) + eps)
 //     buffer      with momentum: fma(momentum, buffer, c), which c is below
 //     master      fma(-lr, c, master)
-//   Lamb, of a parameter as a whole
-//     exp_avg, exp_avg_sq  as Adam's, of d = g
-//     u           fma(weight_decay, master, exp_avg / (1 - beta1^step)
-//                 / (sqrt(exp_avg_sq) / sqrt(1 - beta2^step) + eps))
-//     master      fma(-(lr * ratio), u, master), ratio the norm of the masters
-//                 over that of u, within min_coeff and max_coeff; 1 where one
-//                 is 0
-//   Muon, of a matrix
-//     buffer      fma(1 - momentum, g - buffer, buffer)
-//     c           with nesterov fma(momentum, buffer - g, g), else buffer
-//     master      fma(-(lr * scale), orthogonal(c),
-//                 master * (1 - lr * weight_decay))
 //   Schedule-free AdamW; the master is y
 //     z           at the first step y
 //     exp_avg_sq  as Adam's, of d = g
@@ -67,12 +55,11 @@
 
 #include <cmath>
 #include <limits>
+#include <string>
 
 #include "verify/oracle_step.h"
 
 namespace tessera::oracle {
-
-using Algorithm = OracleStepOptions::Algorithm;
 
 template <typename T>
 T Rounded(double x) {
@@ -100,70 +87,12 @@ T Lerp(T start, T end, T weight) {
   return std::fma(back, way, end);
 }
 
-// In place of the master: Lamb's u.
-template <typename T>
-class Lamb {
- public:
-  Lamb(const OracleStepOptions& o, double step)
-      : decay_(Rounded<T>(o.weight_decay)),
-        weight_(Rounded<T>(1 - o.beta1)),
-        beta2_(Rounded<T>(o.beta2)),
-        square_weight_(Rounded<T>(1 - o.beta2)),
-        eps_(Rounded<T>(o.eps)) {
-    double correction1 = 1, correction2 = 1;
-    if (o.bias_correction) {
-      correction1 -= std::pow(o.beta1, step);
-      correction2 -= std::pow(o.beta2, step);
-    }
-    correction1_ = Rounded<T>(correction1);
-    correction2_ = Rounded<T>(std::sqrt(correction2));
-  }
-
-  void Step(T g, T* master, T* state) const {
-    state[0] = OneNan(Lerp(state[0], g, weight_));
-    const T decayed = state[1] * beta2_;
-    const T weighted = g * square_weight_;
-    state[1] = OneNan(std::fma(g, weighted, decayed));
-    T denominator = std::sqrt(state[1]);
-    denominator /= correction2_;
-    denominator += eps_;
-    T u = state[0] / correction1_;
-    u /= denominator;
-    *master = OneNan(std::fma(decay_, *master, u));
-  }
-
- private:
-  T decay_, weight_, beta2_, square_weight_, eps_, correction1_, correction2_;
-};
-
-// In place of the master: Muon's c.
-template <typename T>
-class Muon {
- public:
-  Muon(const OracleStepOptions& o, double)
-      : weight_(Rounded<T>(1 - o.momentum)),
-        momentum_(Rounded<T>(o.momentum)),
-        nesterov_(o.nesterov) {}
-
-  void Step(T g, T* master, T* state) const {
-    const T way = g - state[0];
-    state[0] = OneNan(std::fma(weight_, way, state[0]));
-    *master = state[0];
-    if (!nesterov_) return;
-    const T back = state[0] - g;
-    *master = OneNan(std::fma(momentum_, back, g));
-  }
-
- private:
-  T weight_, momentum_;
-  bool nesterov_;
-};
-
 template <typename T>
 class Adam {
  public:
+  static int States(const OracleStepOptions& o) { return o.amsgrad ? 3 : 2; }
   Adam(const OracleStepOptions& o, double step)
-      : l2_(o.algorithm == Algorithm::kAdam),
+      : l2_(o.algorithm == "Adam"),
         amsgrad_(o.amsgrad),
         decay_(Rounded<T>(o.weight_decay)),
         kept_(Rounded<T>(1 - o.lr * o.weight_decay)),
@@ -210,6 +139,9 @@ class Adam {
 template <typename T>
 class Sgd {
  public:
+  static int States(const OracleStepOptions& o) {
+    return o.momentum != 0 ? 1 : 0;
+  }
   Sgd(const OracleStepOptions& o, double step)
       : has_buffer_(o.momentum != 0),
         nesterov_(o.nesterov),
@@ -239,6 +171,7 @@ class Sgd {
 template <typename T>
 class Adagrad {
  public:
+  static int States(const OracleStepOptions&) { return 1; }
   Adagrad(const OracleStepOptions& o, double step)
       : decay_(Rounded<T>(o.weight_decay)),
         minus_lr_(Rounded<T>(-(o.lr / (1 + (step - 1) * o.lr_decay)))),
@@ -263,6 +196,9 @@ class Adagrad {
 template <typename T>
 class RmsProp {
  public:
+  static int States(const OracleStepOptions& o) {
+    return 1 + (o.centered ? 1 : 0) + (o.momentum != 0 ? 1 : 0);
+  }
   RmsProp(const OracleStepOptions& o, double)
       : centered_(o.centered),
         has_buffer_(o.momentum != 0),
@@ -304,6 +240,7 @@ class RmsProp {
 template <typename T>
 class ScheduleFree {
  public:
+  static int States(const OracleStepOptions&) { return 2; }
   ScheduleFree(const OracleStepOptions& o, double step)
       : begins_(step == 1),
         decay_(Rounded<T>(o.weight_decay)),
@@ -344,6 +281,7 @@ class ScheduleFree {
 template <typename T>
 class Lion {
  public:
+  static int States(const OracleStepOptions&) { return 1; }
   Lion(const OracleStepOptions& o, double)
       : kept_(Rounded<T>(1 - o.lr * o.weight_decay)),
         minus_lr_(Rounded<T>(-o.lr)),
@@ -367,6 +305,34 @@ class Lion {
  private:
   const T kept_, minus_lr_, beta1_, weight1_, beta2_, weight2_;
 };
+
+template <template <typename> class F>
+struct Of {
+  template <typename T>
+  using Formula = F<T>;
+};
+
+// Calls visit(Of<Formula>()) with the formula of OracleStepOptions::algorithm.
+// False: it is none of these.
+template <typename Visit>
+bool VisitFormula(const std::string& algorithm, const Visit& visit) {
+  if (algorithm == "Adam" || algorithm == "AdamW") {
+    visit(Of<Adam>());
+  } else if (algorithm == "SGD") {
+    visit(Of<Sgd>());
+  } else if (algorithm == "Adagrad") {
+    visit(Of<Adagrad>());
+  } else if (algorithm == "RMSprop") {
+    visit(Of<RmsProp>());
+  } else if (algorithm == "Lion") {
+    visit(Of<Lion>());
+  } else if (algorithm == "AdamWScheduleFree") {
+    visit(Of<ScheduleFree>());
+  } else {
+    return false;
+  }
+  return true;
+}
 
 }  // namespace tessera::oracle
 #endif  // VERIFY_ORACLE_FORMULAS_H_

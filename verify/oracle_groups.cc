@@ -102,6 +102,11 @@ bool SetOracleOption(absl::string_view name, double value,
       {"lr_decay", &OracleStepOptions::lr_decay},
       {"min_coeff", &OracleStepOptions::min_coeff},
       {"max_coeff", &OracleStepOptions::max_coeff},
+      {"r", &OracleStepOptions::r},
+      {"weight_lr_power", &OracleStepOptions::weight_lr_power},
+      {"eps2", &OracleStepOptions::eps2},
+      {"beta2_decay", &OracleStepOptions::beta2_decay},
+      {"d", &OracleStepOptions::d},
       {"initial_accumulator_value",
        &OracleStepOptions::initial_accumulator_value}};
   const std::map<absl::string_view, bool OracleStepOptions::*> flags = {

@@ -3,10 +3,15 @@
 #include <cmath>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/message.h"
+#include "verify/oracle_groups.h"
+#include "verify/oracle_step.h"
 
 namespace tessera {
 namespace {
@@ -63,62 +68,41 @@ LossScaling ScalingOf(const proto::Fp16& fp16) {
   return scaling;
 }
 
-absl::StatusOr<OracleStepOptions::Algorithm> AlgorithmOf(
-    const proto::Optimizer& optimizer) {
-  using Algorithm = OracleStepOptions::Algorithm;
-  const std::string type = absl::AsciiStrToLower(optimizer.type());
-  if (type == "adam" || type == "adamw") {
-    return optimizer.params().adam_w_mode() ? Algorithm::kAdamW
-                                            : Algorithm::kAdam;
+// Of all parameters but Muon's matrices.
+absl::StatusOr<std::string> AlgorithmOf(const proto::Optimizer& optimizer) {
+  const std::string& type = optimizer.type();
+  if (type == "Adam" || type == "AdamW") {
+    return std::string(optimizer.params().adam_w_mode() ? "AdamW" : "Adam");
   }
-  if (type == "sgd") return Algorithm::kSgd;
-  if (type == "adagrad") return Algorithm::kAdagrad;
-  if (type == "rmsprop") return Algorithm::kRmsProp;
-  if (type == "lion") return Algorithm::kLion;
-  if (type == "lamb") return Algorithm::kLamb;
-  if (type == "adafactor") return Algorithm::kAdafactor;
-  if (type == "muon") return Algorithm::kAdamW;  // of what is no matrix
-  if (type == "adamwschedulefree") return Algorithm::kScheduleFree;
-  return Unknown(absl::StrCat("optimizer.type ", optimizer.type()));
+  if (type == "Muon") return std::string("AdamW");
+  if (OracleKnows(type)) return type;
+  return Unknown(absl::StrCat("optimizer.type ", type));
 }
 
 // What `params` say, of the optimizer or of a group; the rest stays.
-template <typename Params>
-void SetOptions(const Params& params, OracleStepOptions* o) {
-  if (params.has_lr()) o->lr = params.lr();
-  if (params.betas_size() == 2) {
-    o->beta1 = params.betas(0);
-    o->beta2 = params.betas(1);
+void SetOptions(const google::protobuf::Message& params, OracleStepOptions* o) {
+  using google::protobuf::FieldDescriptor;
+  const google::protobuf::Reflection& reflection = *params.GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection.ListFields(params, &fields);
+  for (const FieldDescriptor* field : fields) {
+    if (field->name() == "betas" && reflection.FieldSize(params, field) == 2) {
+      o->beta1 = reflection.GetRepeatedDouble(params, field, 0);
+      o->beta2 = reflection.GetRepeatedDouble(params, field, 1);
+    } else if (field->is_repeated()) {
+      continue;
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {
+      SetOracleOption(field->name(), reflection.GetDouble(params, field), o);
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
+      SetOracleOption(field->name(), reflection.GetBool(params, field), o);
+    }
   }
-  if (params.has_eps()) o->eps = params.eps();
-  if (params.has_weight_decay()) o->weight_decay = params.weight_decay();
-  if (params.has_bias_correction()) {
-    o->bias_correction = params.bias_correction();
-  }
-  if (params.has_momentum()) o->momentum = params.momentum();
-  if (params.has_dampening()) o->dampening = params.dampening();
-  if (params.has_nesterov()) o->nesterov = params.nesterov();
-  if (params.has_alpha()) o->alpha = params.alpha();
-  if (params.has_lr_decay()) o->lr_decay = params.lr_decay();
-  if (params.has_initial_accumulator_value()) {
-    o->initial_accumulator_value = params.initial_accumulator_value();
-  }
-  if (params.has_maximize()) o->maximize = params.maximize();
-  if (params.has_min_coeff()) o->min_coeff = params.min_coeff();
-  if (params.has_max_coeff()) o->max_coeff = params.max_coeff();
-  if (params.has_r()) o->r = params.r();
-  if (params.has_weight_lr_power()) {
-    o->weight_lr_power = params.weight_lr_power();
-  }
-  if (params.has_eps2()) o->eps2 = params.eps2();
-  if (params.has_beta2_decay()) o->beta2_decay = params.beta2_decay();
-  if (params.has_d()) o->d = params.d();
 }
 
 // Those of hidden matrices, and of groups that ask for it.
 OracleStepOptions MuonOf(const proto::OptimizerParams& params,
                          OracleStepOptions o) {
-  o.algorithm = OracleStepOptions::Algorithm::kMuon;
+  o.algorithm = "Muon";
   o.lr = params.muon_lr();
   o.ns_steps = params.ns_steps();
   o.ns_gram = params.ns_method() == "gram";
@@ -133,8 +117,6 @@ absl::Status SetOptimizer(const proto::Config& config, OracleOptions* o) {
   TESSERA_ASSIGN_OR_RETURN(all.algorithm, AlgorithmOf(optimizer));
   SetOptions(params, &all);
   if (!params.has_eps()) all.eps = 0;  // Adafactor's: there is no number
-  all.amsgrad = params.amsgrad();
-  all.centered = params.centered();
   all.bf16_states = params.state_dtype() == "bf16";
   all.libtorch_exact = config.precision().libtorch_exact();
   all.libtorch_fused = config.precision().libtorch_fused();

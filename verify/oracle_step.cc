@@ -10,6 +10,7 @@
 
 #include "base/torch/step_arithmetic.h"
 #include "verify/factored/oracle_adafactor.h"
+#include "verify/oracle_directed_formulas.h"
 #include "verify/oracle_formulas.h"
 #include "verify/oracle_norm.h"
 #include "verify/oracle_rounding.h"
@@ -17,7 +18,6 @@
 namespace tessera {
 namespace {
 
-using oracle::Algorithm;
 using oracle::OneNan;
 using oracle::RandomOf;
 using oracle::RoundedRandomly;
@@ -63,7 +63,7 @@ void RoundStates(const Work& w, uint64_t seed, int64_t number, T* state) {
   }
 }
 
-template <typename T, template <typename> class Formula>
+template <typename T, typename Of>
 void StepElements(const Work& w) {
   const at::ScalarType dtype = w.master.scalar_type();
   const Row master(w.master, dtype), gradient(w.gradient, dtype);
@@ -75,7 +75,8 @@ void StepElements(const Work& w) {
   }
   const bool narrow = w.options.bf16_states && dtype == at::kFloat;
   const uint64_t seed = SeedOfStep(w.random.parameter, w.step);
-  const Formula<T> formula(w.options, static_cast<double>(w.step));
+  const typename Of::template Formula<T> formula(w.options,
+                                                 static_cast<double>(w.step));
   for (int64_t i = 0; i < w.master.numel(); ++i) {
     T g = gradient.data<T>()[i];
     if (w.options.maximize) g = -g;
@@ -96,14 +97,14 @@ void StepElements(const Work& w) {
   for (const Row& s : states) s.Put();
 }
 
-template <template <typename> class Formula>
+template <typename Of>
 void StepOfType(const Work& w) {
   if (w.master.scalar_type() == at::kDouble) {
-    return StepElements<double, Formula>(w);
+    return StepElements<double, Of>(w);
   }
   TORCH_CHECK(w.master.scalar_type() == at::kFloat, "no masters of ",
               w.master.scalar_type());
-  StepElements<float, Formula>(w);
+  StepElements<float, Of>(w);
 }
 
 // torch::optim::AdamW itself, of a parameter with this state.
@@ -159,11 +160,11 @@ void Descend(const at::Tensor& master, const at::Tensor& direction, double rate,
   DescendAs<float>(master, direction, rate, kept);
 }
 
-// What `Formula` puts in the place of a master.
-template <template <typename> class Formula>
+// What a formula puts in the place of a master.
+template <typename Of>
 at::Tensor DirectionOf(const Work& w) {
   at::Tensor direction = w.master.clone();
-  StepOfType<Formula>(
+  StepOfType<Of>(
       {direction, w.states, w.gradient, w.step, w.options, w.random});
   return direction;
 }
@@ -178,7 +179,7 @@ double NormOf(const at::Tensor& t, const OraclePlace& place) {
 
 void LambStep(const Work& w, const OraclePlace& place) {
   const OracleStepOptions& o = w.options;
-  const at::Tensor direction = DirectionOf<oracle::Lamb>(w);
+  const at::Tensor direction = DirectionOf<oracle::Of<oracle::Lamb>>(w);
   const double masters = NormOf(w.master, place);
   const double directions = NormOf(direction, place);
   double ratio = 1;
@@ -255,9 +256,9 @@ at::Tensor Iterated(at::Tensor x, const OracleStepOptions& o) {
   return q.defined() ? done(torch::mm(q, x)) : x;
 }
 
-void MuonStep(const Work& w) {
+void MuonStep(const Work& w, const OraclePlace&) {
   const OracleStepOptions& o = w.options;
-  const at::Tensor direction = DirectionOf<oracle::Muon>(w);
+  const at::Tensor direction = DirectionOf<oracle::Of<oracle::Muon>>(w);
   const int64_t rows = direction.size(0);
   const int64_t columns = direction.numel() / rows;
   at::Tensor x = direction.to(o.ns_gram ? at::kFloat : at::kBFloat16)
@@ -277,26 +278,35 @@ void MuonStep(const Work& w) {
   Descend(w.master, x.add(0).view(direction.sizes()), o.lr * scale, kept);
 }
 
-int StateCount(const OracleStepOptions& o) {
-  const int buffers = o.momentum != 0 ? 1 : 0;
-  switch (o.algorithm) {
-    case Algorithm::kAdamW:
-    case Algorithm::kAdam:
-      return o.amsgrad ? 3 : 2;
-    case Algorithm::kSgd:
-      return buffers;
-    case Algorithm::kRmsProp:
-      return 1 + (o.centered ? 1 : 0) + buffers;
-    case Algorithm::kAdagrad:
-    case Algorithm::kLion:
-    case Algorithm::kMuon:
-      return 1;
-    case Algorithm::kLamb:
-    case Algorithm::kScheduleFree:
-    case Algorithm::kAdafactor:
-      return 2;
+struct WholeStep {
+  const char* algorithm;
+  int states;
+  void (*step)(const Work& w, const OraclePlace& place);
+};
+constexpr WholeStep kWholeSteps[] = {{"Lamb", 2, LambStep},
+                                     {"Muon", 1, MuonStep},
+                                     {"Adafactor", 2, AdafactorStep}};
+
+const WholeStep* FindWholeStep(const std::string& algorithm) {
+  for (const WholeStep& whole : kWholeSteps) {
+    if (algorithm == whole.algorithm) return &whole;
   }
-  TORCH_CHECK(false, "no such optimizer");
+  return nullptr;
+}
+
+int StateCount(const OracleStepOptions& o) {
+  if (const WholeStep* const whole = FindWholeStep(o.algorithm)) {
+    return whole->states;
+  }
+  int count = 0;
+  TORCH_CHECK(oracle::VisitFormula(
+                  o.algorithm,
+                  [&](auto of) {
+                    using F = typename decltype(of)::template Formula<double>;
+                    count = F::States(o);
+                  }),
+              "no such optimizer: ", o.algorithm);
+  return count;
 }
 
 }  // namespace
@@ -318,8 +328,13 @@ void OracleRoundMaster(const at::Tensor& master, at::ScalarType dtype,
   row.Put();
 }
 
+bool OracleKnows(const std::string& algorithm) {
+  return FindWholeStep(algorithm) != nullptr ||
+         oracle::VisitFormula(algorithm, [](auto) {});
+}
+
 bool IsPlainAdamW(const OracleStepOptions& o) {
-  return o.algorithm == Algorithm::kAdamW && !o.amsgrad && !o.maximize &&
+  return o.algorithm == "AdamW" && !o.amsgrad && !o.maximize &&
          o.bias_correction;
 }
 
@@ -333,7 +348,7 @@ bool OracleCallsFusedAdamW(c10::DeviceType device, at::ScalarType masters,
 
 std::vector<at::Tensor> OracleStates(const at::Tensor& master,
                                      const OracleStepOptions& options) {
-  if (options.algorithm == Algorithm::kAdafactor) {
+  if (options.algorithm == "Adafactor") {
     return OracleAdafactorStates(master);
   }
   const bool narrow = options.bf16_states && master.scalar_type() == at::kFloat;
@@ -358,27 +373,13 @@ void OracleStep(const at::Tensor& master, const std::vector<at::Tensor>& states,
                             options, elementwise)) {
     return FusedAdamWStep(w);
   }
-  switch (options.algorithm) {
-    case Algorithm::kAdamW:
-    case Algorithm::kAdam:
-      return StepOfType<oracle::Adam>(w);
-    case Algorithm::kSgd:
-      return StepOfType<oracle::Sgd>(w);
-    case Algorithm::kAdagrad:
-      return StepOfType<oracle::Adagrad>(w);
-    case Algorithm::kRmsProp:
-      return StepOfType<oracle::RmsProp>(w);
-    case Algorithm::kLion:
-      return StepOfType<oracle::Lion>(w);
-    case Algorithm::kScheduleFree:
-      return StepOfType<oracle::ScheduleFree>(w);
-    case Algorithm::kLamb:
-      return LambStep(w, place);
-    case Algorithm::kMuon:
-      return MuonStep(w);
-    case Algorithm::kAdafactor:
-      return AdafactorStep(w, place);
+  if (const WholeStep* const whole = FindWholeStep(options.algorithm)) {
+    return whole->step(w, place);
   }
+  TORCH_CHECK(
+      oracle::VisitFormula(options.algorithm,
+                           [&](auto of) { StepOfType<decltype(of)>(w); }),
+      "no such optimizer: ", options.algorithm);
 }
 
 }  // namespace tessera

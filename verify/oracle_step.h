@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -27,18 +28,6 @@
 namespace tessera {
 
 struct OracleStepOptions {
-  enum class Algorithm {
-    kAdamW,
-    kAdam,
-    kSgd,
-    kAdagrad,
-    kRmsProp,
-    kLion,
-    kLamb,
-    kMuon,
-    kScheduleFree,
-    kAdafactor  // verify/factored/oracle_adafactor.h
-  };
   double lr = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.999;
@@ -48,7 +37,9 @@ struct OracleStepOptions {
   bool libtorch_exact = false;
   // libtorch's fused kernel itself, of AdamW.
   bool libtorch_fused = false;
-  Algorithm algorithm = Algorithm::kAdamW;
+  // As optimizer.type of a configuration; "Adam" adds weight decay to
+  // gradients.
+  std::string algorithm = "AdamW";
   bool bf16_states = false;  // of masters that are stepped in float32
   bool bias_correction = true;
   bool amsgrad = false;
@@ -101,6 +92,9 @@ class OracleAverages {
   };
   std::map<std::optional<size_t>, OfGroup> groups_;
 };
+
+// Whether there is such an algorithm.
+bool OracleKnows(const std::string& algorithm);
 
 // AdamW without amsgrad and maximize, and with bias correction.
 bool IsPlainAdamW(const OracleStepOptions& options);

@@ -2,7 +2,7 @@
 // training and those of the oracle that it is compared with
 // (verify/oracle_step.h) depend on it, and the two share nothing else.
 //
-// The formulas (optim/kernels/formulas.h) have the same bits on the CPU and on
+// The formulas (optim/formulas/formulas.h) have the same bits on the CPU and on
 // every device that has kernels of ours. libtorch's own fused AdamW has others
 // on a GPU than on the CPU: its kernels are contracted there.
 #ifndef BASE_TORCH_STEP_ARITHMETIC_H_

@@ -14,9 +14,10 @@
 #include "engine/access/own_values.h"
 #include "engine/access/state_table.h"
 #include "engine/parts/version.h"
+#include "optim/algorithms/algorithm.h"
+#include "optim/algorithms/option_names.h"
 #include "optim/custom/custom_optimizer.h"
 #include "optim/kernels/block8.h"
-#include "optim/kernels/option_names.h"
 #include "torch/version.h"
 
 namespace tessera {
@@ -211,9 +212,7 @@ void DescribeOptions(const TrainingState& state,
 void DescribeAverages(const TrainingState& state,
                       proto::CheckpointTraining* training) {
   for (size_t g = 0; g < state.groups->options.size(); ++g) {
-    if (state.groups->options[g].algorithm != Algorithm::kScheduleFree) {
-      continue;
-    }
+    if (!RowOf(state.groups->options[g].algorithm).averages) continue;
     const AverageWeights& weights = state.optimizer->average_weights()[g];
     proto::CheckpointAverage* const average = training->add_averages();
     average->set_group(state.groups->names[g]);

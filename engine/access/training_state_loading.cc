@@ -18,7 +18,8 @@
 #include "engine/access/state_reads.h"
 #include "engine/access/state_table.h"
 #include "engine/access/training_state.h"
-#include "optim/kernels/option_names.h"
+#include "optim/algorithms/algorithm.h"
+#include "optim/algorithms/option_names.h"
 #include "optim/kernels/shaped_states.h"
 
 namespace tessera {
@@ -336,7 +337,7 @@ class Loading {
   absl::Status TakeAverages() {
     weights_ = state_.optimizer->average_weights();
     for (size_t g = 0; g < weights_.size(); ++g) {
-      if (options_set_[g].algorithm != Algorithm::kScheduleFree) continue;
+      if (!RowOf(options_set_[g].algorithm).averages) continue;
       const std::string& name = state_.groups->names[g];
       const auto& saved = manifest_.training().averages();
       const auto it = std::find_if(

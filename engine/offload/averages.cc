@@ -7,18 +7,19 @@
 #include "base/torch_guard.h"
 #include "engine/parts/exclusive_scope.h"
 #include "offload/tiered_buffer.h"
+#include "optim/algorithms/algorithm.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
 
-bool IsScheduleFree(const EngineParts& parts) {
-  return parts.groups.options[0].algorithm == Algorithm::kScheduleFree;
+bool HasOwnAverage(const EngineParts& parts) {
+  return RowOf(parts.groups.options[0].algorithm).averages;
 }
 
 absl::Status Check(const EngineParts& parts, bool in) {
   if (parts.optimizer == nullptr ||
-      (parts.groups.options[0].ema_decay == 0 && !IsScheduleFree(parts))) {
+      (parts.groups.options[0].ema_decay == 0 && !HasOwnAverage(parts))) {
     return absl::FailedPreconditionError(
         "no averages are kept; set optimizer.params.ema_decay above 0, or "
         "train with AdamWScheduleFree");
@@ -128,7 +129,7 @@ absl::Status SwapUnit(EngineParts* parts, size_t u) {
 }
 
 absl::Status Swap(EngineParts* parts, size_t u, bool in) {
-  if (!IsScheduleFree(*parts)) return SwapUnit(parts, u);
+  if (!HasOwnAverage(*parts)) return SwapUnit(parts, u);
   return in ? EvaluateUnit(parts, u) : TrainUnit(parts, u);
 }
 
@@ -140,7 +141,7 @@ absl::Status SwapAverages(EngineParts* parts, bool in) {
   TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
   ExclusiveScope scope(parts, where);
   absl::Status mine = Check(*parts, in);
-  const bool keeps = mine.ok() && in && IsScheduleFree(*parts);
+  const bool keeps = mine.ok() && in && HasOwnAverage(*parts);
   if (keeps) mine = CatchTorch(where, [&] { return MakeRoom(parts); });
   const absl::Status begun = scope.Begin(mine);
   if (!begun.ok()) {

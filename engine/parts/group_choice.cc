@@ -12,9 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "config/options/option_values.h"
+#include "optim/algorithms/coefficients.h"
+#include "optim/algorithms/option_names.h"
 #include "optim/custom/custom_optimizer.h"
-#include "optim/kernels/element_step.h"
-#include "optim/kernels/option_names.h"
 #include "sharding/partition/module_walk.h"
 #include "sharding/partition/names.h"
 #include "torch/nn/module.h"
@@ -43,35 +44,7 @@ ParameterGroup GroupOf(const proto::ParamGroup& config) {
   if (config.has_adaptive_gradient_clipping()) {
     group.adaptive_gradient_clipping = config.adaptive_gradient_clipping();
   }
-  const proto::GroupParams& params = config.params();
-  const auto set = [&](bool has, const char* name, double value) {
-    if (has) group.options.emplace_back(name, value);
-  };
-  set(params.has_lr(), "lr", params.lr());
-  if (params.betas_size() == 2) {
-    set(true, "beta1", params.betas(0));
-    set(true, "beta2", params.betas(1));
-  }
-  set(params.has_eps(), "eps", params.eps());
-  set(params.has_weight_decay(), "weight_decay", params.weight_decay());
-  set(params.has_bias_correction(), "bias_correction",
-      params.bias_correction());
-  set(params.has_momentum(), "momentum", params.momentum());
-  set(params.has_dampening(), "dampening", params.dampening());
-  set(params.has_nesterov(), "nesterov", params.nesterov());
-  set(params.has_alpha(), "alpha", params.alpha());
-  set(params.has_lr_decay(), "lr_decay", params.lr_decay());
-  set(params.has_initial_accumulator_value(), "initial_accumulator_value",
-      params.initial_accumulator_value());
-  set(params.has_maximize(), "maximize", params.maximize());
-  set(params.has_min_coeff(), "min_coeff", params.min_coeff());
-  set(params.has_max_coeff(), "max_coeff", params.max_coeff());
-  set(params.has_r(), "r", params.r());
-  set(params.has_weight_lr_power(), "weight_lr_power",
-      params.weight_lr_power());
-  set(params.has_eps2(), "eps2", params.eps2());
-  set(params.has_beta2_decay(), "beta2_decay", params.beta2_decay());
-  set(params.has_d(), "d", params.d());
+  group.options = OptionValuesOf(config.params());
   return group;
 }
 

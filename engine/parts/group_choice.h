@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "config/config.pb.h"
 #include "engine/parts/engine_types.h"
-#include "optim/kernels/optimizer_options.h"
+#include "optim/algorithms/optimizer_options.h"
 #include "optim/parameter_groups.h"
 #include "sharding/partition/flat_plan.h"
 #include "sharding/partition/partition.h"

@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "engine/setup/initial_sync.h"
-#include "optim/kernels/option_names.h"
+#include "optim/algorithms/option_names.h"
 #include "optim/schedule/plateau.h"
 
 namespace tessera {

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "engine/parts/engine_parts.h"
-#include "optim/kernels/optimizer_options.h"
+#include "optim/algorithms/optimizer_options.h"
 
 namespace tessera {
 

@@ -9,7 +9,9 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
-#include "optim/kernels/element_step.h"
+#include "config/options/option_values.h"
+#include "optim/algorithms/algorithm.h"
+#include "optim/algorithms/coefficients.h"
 #include "sharding/recompute/matmul_operators.h"
 #include "torch/nn/module.h"
 
@@ -47,17 +49,15 @@ ModulePredicate LeafPredicate(const proto::LeafModule& leaf,
   };
 }
 
+// Of all parameters but Muon's matrices.
 Algorithm AlgorithmOf(const proto::Optimizer& optimizer) {
-  const std::string& type = optimizer.type();
-  if (type == "SGD") return Algorithm::kSgd;
-  if (type == "Adagrad") return Algorithm::kAdagrad;
-  if (type == "RMSprop") return Algorithm::kRmsProp;
-  if (type == "Lion") return Algorithm::kLion;
-  if (type == "Lamb") return Algorithm::kLamb;
-  if (type == "Adafactor") return Algorithm::kAdafactor;
-  if (type == "Muon") return Algorithm::kAdamW;  // of all but matrices
-  if (type == "AdamWScheduleFree") return Algorithm::kScheduleFree;
-  if (type == "Custom") return Algorithm::kCustom;
+  const Algorithm algorithm =
+      FindAlgorithm(optimizer.type()).value_or(Algorithm::kAdam);
+  const AlgorithmRow& row = RowOf(algorithm);
+  if (row.rest != nullptr) return row.rest->algorithm;
+  if (algorithm != Algorithm::kAdam && algorithm != Algorithm::kAdamW) {
+    return algorithm;
+  }
   return optimizer.params().adam_w_mode() ? Algorithm::kAdamW
                                           : Algorithm::kAdam;
 }
@@ -66,37 +66,10 @@ OptimizerOptions OptimizerOf(const proto::Optimizer& optimizer) {
   const proto::OptimizerParams& params = optimizer.params();
   OptimizerOptions o;
   o.algorithm = AlgorithmOf(optimizer);
-  o.lr = params.lr();
-  if (params.betas_size() == 2) {
-    o.beta1 = params.betas(0);
-    o.beta2 = params.betas(1);
-  }
-  o.eps = params.eps();
-  o.weight_decay = params.weight_decay();
+  ReadOptions(params, /*defaults=*/true, &o);
   o.states = params.state_dtype() == "bf16"   ? StateType::kBFloat16
              : params.state_dtype() == "8bit" ? StateType::kBlock8
                                               : StateType::kFloat32;
-  if (params.has_bias_correction())
-    o.bias_correction = params.bias_correction();
-  o.amsgrad = params.amsgrad();
-  o.momentum = params.momentum();
-  o.dampening = params.dampening();
-  o.nesterov = params.nesterov();
-  if (params.has_alpha()) o.alpha = params.alpha();
-  o.centered = params.centered();
-  o.lr_decay = params.lr_decay();
-  o.initial_accumulator_value = params.initial_accumulator_value();
-  o.maximize = params.maximize();
-  o.ema_decay = params.ema_decay();
-  if (params.has_min_coeff()) o.min_coeff = params.min_coeff();
-  if (params.has_max_coeff()) o.max_coeff = params.max_coeff();
-  if (params.has_r()) o.r = params.r();
-  if (params.has_weight_lr_power()) {
-    o.weight_lr_power = params.weight_lr_power();
-  }
-  if (params.has_eps2()) o.eps2 = params.eps2();
-  if (params.has_beta2_decay()) o.beta2_decay = params.beta2_decay();
-  if (params.has_d()) o.d = params.d();
   if (optimizer.type() == "Muon") o.lr = params.adam_lr();
   return o;
 }
@@ -105,6 +78,7 @@ OptimizerOptions OptimizerOf(const proto::Optimizer& optimizer) {
 OptimizerOptions MuonOf(const proto::OptimizerParams& params,
                         OptimizerOptions o) {
   o.algorithm = Algorithm::kMuon;
+  ReadOptions(params, /*defaults=*/true, &o);
   o.lr = params.muon_lr();
   o.ns_steps = params.ns_steps();
   o.ns_gram = params.ns_method() == "gram";

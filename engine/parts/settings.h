@@ -11,7 +11,7 @@
 #include "engine/setup/buffer_sync.h"
 #include "engine/setup/recompute_choice.h"
 #include "engine/setup/tiers.h"
-#include "optim/kernels/optimizer_options.h"
+#include "optim/algorithms/optimizer_options.h"
 #include "optim/loss_scaler.h"
 #include "optim/sharded_step.h"
 #include "sharding/flat/flat_parameter.h"

@@ -9,7 +9,8 @@
 #include "engine/parts/learning_rate.h"
 #include "engine/setup/initial_sync.h"
 #include "engine/training/trainer.h"
-#include "optim/kernels/option_names.h"
+#include "optim/algorithms/algorithm.h"
+#include "optim/algorithms/option_names.h"
 
 namespace tessera {
 
@@ -44,7 +45,7 @@ absl::Status Trainer::CheckOption(absl::string_view group,
                      "sets it itself"));
   }
   OptimizerOptions changed = parts_->groups.options[number];
-  if (option == "beta1" && changed.algorithm == Algorithm::kScheduleFree) {
+  if (option == "beta1" && RowOf(changed.algorithm).averages) {
     return absl::FailedPreconditionError(
         "option 'beta1': the average is found by it, so it stays what it was "
         "at the beginning");

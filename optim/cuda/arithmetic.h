@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "optim/kernels/formulas.h"  // TESSERA_HOST_DEVICE
+#include "optim/formulas/formula.h"  // TESSERA_HOST_DEVICE
 
 namespace tessera {
 

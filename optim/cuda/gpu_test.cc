@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "optim/algorithms/coefficients.h"
 #include "optim/cuda/step_testing.h"
 #include "optim/device_kernels.h"
 #include "optim/kernels/element_step.h"

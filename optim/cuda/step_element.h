@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "optim/cuda/arithmetic.h"
+#include "optim/formulas/formulas.h"
 #include "optim/kernels/block8.h"
 #include "optim/kernels/element_step.h"
-#include "optim/kernels/formulas.h"
 
 namespace tessera {
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "optim/algorithms/coefficients.h"
 #include "optim/kernels/element_step.h"
 #include "torch/torch.h"
 

@@ -9,6 +9,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "optim/algorithms/coefficients.h"
 #include "optim/kernels/element_step.h"
 
 namespace tessera {

@@ -11,7 +11,7 @@
 // worked out in float64 and rounded, V and direction in the masters' dtype,
 // each operation rounded once. So the bits depend on no shard.
 //
-// The descent along it (optim/kernels/formulas.h) is by
+// The descent along it (optim/formulas/directed_formulas.h) is by
 //
 //   min(lr, 1 / sqrt(step)) * max(eps2, RMS of the master)
 //   / max(1, RMS of the direction / d)
@@ -28,9 +28,9 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "comm/communicator.h"
+#include "optim/algorithms/optimizer_options.h"
 #include "optim/factored/factored_states.h"
 #include "optim/factored/line_sums.h"
-#include "optim/kernels/optimizer_options.h"
 #include "sharding/flat/flat_parameter.h"
 
 namespace tessera {

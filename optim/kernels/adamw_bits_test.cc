@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "optim/algorithms/coefficients.h"
 #include "optim/kernels/element_step.h"
 
 namespace tessera {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "optim/algorithms/coefficients.h"
 #include "optim/kernels/element_step.h"
 #include "optim/kernels/state_types_test_util.h"
 

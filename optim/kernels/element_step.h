@@ -3,7 +3,8 @@
 // has, scales it on the way, updates masters and states, and writes a working
 // copy.
 //
-// What is computed: formulas.h; from which numbers: CoefficientsOf.
+// What is computed: optim/formulas/formulas.h; from which numbers:
+// CoefficientsOf (optim/algorithms/coefficients.h).
 //
 // Note [Bits of a step]
 // An element's bits depend on that element's inputs alone (with kBlock8 on
@@ -29,76 +30,11 @@
 #include <cstdint>
 
 #include "base/isa.h"
-#include "optim/kernels/optimizer_options.h"
+#include "optim/formulas/formula.h"
+#include "optim/formulas/formulas.h"
 
 namespace tessera {
 
-enum class Formula : uint8_t {
-  kAdamW,
-  kAdamWAmsGrad,
-  kAdam,
-  kAdamAmsGrad,
-  kSgd,
-  kSgdMomentum,
-  kAdagrad,
-  kRmsProp,
-  kRmsPropMomentum,
-  kRmsPropCentered,
-  kRmsPropCenteredMomentum,
-  kLion,
-  kScheduleFree,
-  // The first half of a directed step, whose result is a direction and no new
-  // master, and the second one.
-  kLambDirection,
-  kMuonDirection,
-  kAdafactorDirection,  // not by element: optim/factored/adafactor.h
-  kDescent,
-  // A program's own (optim/custom): no kernel has it, nor its states.
-  kCustom,
-};
-// Of kLamb, kMuon and kAdafactor the direction.
-Formula FormulaOf(const OptimizerOptions& options);
-bool IsDirection(Formula formula);
-// As checkpoints call it: "adamw", "sgd_momentum".
-const char* NameOf(Formula formula);
-
-inline constexpr int kMaxStates = 3;        // of a formula
-inline constexpr int kMaxCustomStates = 8;  // of a program's own
-struct StepState {
-  const char* name = nullptr;  // as checkpoints call it: "exp_avg"
-  bool non_negative = false;
-};
-// Of a formula, in its order; `count` of them. (Not those with a shape of their
-// own: optim/kernels/shaped_states.h.)
-struct StepStates {
-  StepState states[kMaxStates];
-  int count = 0;
-};
-StepStates StatesOf(Formula formula);
-// Their number, of a program's own optimizer, too.
-int StateCountOf(const OptimizerOptions& options);
-// Of the states of `numel` elements, beside masters of so many bytes each.
-int64_t StateBytesOf(const OptimizerOptions& options, int64_t master_bytes,
-                     int64_t numel);
-
-// What the elements of one step have in common.
-inline constexpr int kMaxCoefficients = 8;
-struct StepCoefficients {
-  double values[kMaxCoefficients] = {};  // the formula's
-  bool variant = false;                  // the formula's
-  double gradient_factor = 1;            // 1 changes no gradient
-  double sign = 1;                       // of gradients; -1: maximize
-  uint64_t seed = 0;                     // Note [Stochastic rounding]
-  // Of new masters in StepRange::average.
-  double average_weight = 0;
-};
-// `step` counts from 1.
-StepCoefficients CoefficientsOf(const OptimizerOptions& options, int64_t step,
-                                double gradient_factor = 1, uint64_t seed = 0);
-// The descent along a direction: of masters, by `scale` times the rate (of
-// kAdafactor one of at most 1 / sqrt(step)).
-StepCoefficients DescentOf(const OptimizerOptions& options, int64_t step,
-                           double scale);
 // Of a parameter's step, by its number in the model.
 uint64_t SeedOf(int64_t parameter, int64_t step);
 // Makes the random bits of masters others than those of the states.

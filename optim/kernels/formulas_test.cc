@@ -2,7 +2,7 @@
 // (Lion against its paper's formula; ScheduleFree: schedule_free_test.cc),
 // float32 against it within the rounding errors that its own operations make,
 // and against itself: instruction sets, lengths, cuts, types of gradients.
-#include "optim/kernels/formulas.h"
+#include "optim/formulas/formulas.h"
 
 #include <torch/torch.h>
 
@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "optim/algorithms/coefficients.h"
 #include "optim/kernels/element_step.h"
 
 namespace tessera {

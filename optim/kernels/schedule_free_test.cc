@@ -1,13 +1,13 @@
 // Schedule-free AdamW over a hundred steps in float64: against its paper's
 // sequences x, y and z, and against numbers of the package schedulefree; and
 // the weights of its average.
-#include "optim/kernels/schedule_free.h"
-
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "optim/algorithms/average_weights.h"
+#include "optim/algorithms/coefficients.h"
 #include "optim/kernels/element_step.h"
 
 namespace tessera {

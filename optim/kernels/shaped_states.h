@@ -1,5 +1,5 @@
-// States that have a shape of their own, not the parameter's: a formula's, of
-// one parameter.
+// How large states are, and those that have a shape of their own, not the
+// parameter's: a formula's, of one parameter.
 //
 //   Adafactor  row_var [..., R, 1] and col_var [..., 1, C] of [..., R, C];
 //              variance [...] where there are fewer than two dims
@@ -10,9 +10,16 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "optim/kernels/element_step.h"
+#include "optim/algorithms/coefficients.h"
+#include "optim/algorithms/optimizer_options.h"
+#include "optim/formulas/formulas.h"
 
 namespace tessera {
+
+// Bytes of the states of `numel` elements, beside masters of so many bytes
+// each; of those that have a state for each element.
+int64_t StateBytesOf(const OptimizerOptions& options, int64_t master_bytes,
+                     int64_t numel);
 
 struct StateShape {
   const char* name;  // as checkpoints call it

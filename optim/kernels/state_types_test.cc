@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "optim/algorithms/coefficients.h"
 #include "optim/kernels/element_step.h"
 #include "optim/kernels/state_types_test_util.h"
 

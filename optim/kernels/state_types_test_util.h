@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "optim/algorithms/coefficients.h"
 #include "optim/kernels/element_step.h"
 
 namespace tessera {

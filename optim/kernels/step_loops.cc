@@ -17,8 +17,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "optim/formulas/formulas.h"
 #include "optim/kernels/element_step.h"
-#include "optim/kernels/formulas.h"
 #include "optim/kernels/tiles.h"
 #include "optim/kernels/vectors.h"
 #include "optim/kernels/wide.h"

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "optim/algorithms/coefficients.h"
 #include "optim/kernels/element_step.h"
 #include "verify/oracle_step.h"
 
@@ -31,17 +32,15 @@ void SetAll(Options* o, double weight_decay) {
 }
 
 std::vector<Case> Cases() {
-  using O = OracleStepOptions::Algorithm;
   std::vector<Case> cases;
-  const auto add = [&](const char* name, Algorithm ours, O oracles,
-                       const auto& set) {
+  const auto add = [&](const char* name, Algorithm algorithm, const auto& set) {
     for (const double weight_decay : {0.0, 0.1}) {
       for (const bool maximize : {false, true}) {
         Case c;
         c.name = absl::StrCat(name, " decay ", weight_decay,
                               maximize ? " maximize" : "");
-        c.ours.algorithm = ours;
-        c.oracles.algorithm = oracles;
+        c.ours.algorithm = algorithm;
+        c.oracles.algorithm = NameOf(algorithm);
         c.ours.maximize = c.oracles.maximize = maximize;
         SetAll(&c.ours, weight_decay);
         SetAll(&c.oracles, weight_decay);
@@ -57,36 +56,36 @@ std::vector<Case> Cases() {
     o->bias_correction = false;
     o->beta1 = 0.3;  // from the other end
   };
-  add("AdamW", Algorithm::kAdamW, O::kAdamW, none);
-  add("AdamW amsgrad", Algorithm::kAdamW, O::kAdamW, amsgrad);
-  add("AdamW uncorrected", Algorithm::kAdamW, O::kAdamW, uncorrected);
-  add("Adam", Algorithm::kAdam, O::kAdam, none);
-  add("Adam amsgrad", Algorithm::kAdam, O::kAdam, amsgrad);
-  add("Adam uncorrected", Algorithm::kAdam, O::kAdam, uncorrected);
-  add("SGD", Algorithm::kSgd, O::kSgd, none);
-  add("SGD momentum", Algorithm::kSgd, O::kSgd, [](auto* o) {
+  add("AdamW", Algorithm::kAdamW, none);
+  add("AdamW amsgrad", Algorithm::kAdamW, amsgrad);
+  add("AdamW uncorrected", Algorithm::kAdamW, uncorrected);
+  add("Adam", Algorithm::kAdam, none);
+  add("Adam amsgrad", Algorithm::kAdam, amsgrad);
+  add("Adam uncorrected", Algorithm::kAdam, uncorrected);
+  add("SGD", Algorithm::kSgd, none);
+  add("SGD momentum", Algorithm::kSgd, [](auto* o) {
     o->momentum = 0.9;
     o->dampening = 0.3;
   });
-  add("SGD nesterov", Algorithm::kSgd, O::kSgd, [](auto* o) {
+  add("SGD nesterov", Algorithm::kSgd, [](auto* o) {
     o->momentum = 0.9;
     o->nesterov = true;
   });
-  add("Adagrad", Algorithm::kAdagrad, O::kAdagrad, [](auto* o) {
+  add("Adagrad", Algorithm::kAdagrad, [](auto* o) {
     o->lr_decay = 0.1;
     o->initial_accumulator_value = 0.1;
     o->eps = 1e-10;
   });
   for (const bool centered : {false, true}) {
     for (const double momentum : {0.0, 0.7}) {
-      add("RMSprop", Algorithm::kRmsProp, O::kRmsProp, [=](auto* o) {
+      add("RMSprop", Algorithm::kRmsProp, [=](auto* o) {
         o->centered = centered;
         o->momentum = momentum;
       });
     }
   }
-  add("Lion", Algorithm::kLion, O::kLion, [](auto* o) { o->beta2 = 0.99; });
-  add("ScheduleFree", Algorithm::kScheduleFree, O::kScheduleFree,
+  add("Lion", Algorithm::kLion, [](auto* o) { o->beta2 = 0.99; });
+  add("ScheduleFree", Algorithm::kScheduleFree,
       [](auto* o) { o->average_share = 0.3; });
   return cases;
 }

@@ -9,6 +9,7 @@
 #include "ATen/Dispatch.h"
 #include "ATen/ops/view_as_real.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
+#include "optim/algorithms/coefficients.h"
 #include "optim/cuda/norm_math.h"
 #include "optim/device_kernels.h"
 #include "testing/device/test_device.h"

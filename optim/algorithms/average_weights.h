@@ -5,14 +5,14 @@
 //           largest rate of its steps so far
 //   share   of z in x after that step: weight / the sum of all so far; 0 where
 //           that is 0 (rates of 0)
-#ifndef OPTIM_KERNELS_SCHEDULE_FREE_H_
-#define OPTIM_KERNELS_SCHEDULE_FREE_H_
+#ifndef OPTIM_ALGORITHMS_AVERAGE_WEIGHTS_H_
+#define OPTIM_ALGORITHMS_AVERAGE_WEIGHTS_H_
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 
-#include "optim/kernels/optimizer_options.h"
+#include "optim/algorithms/optimizer_options.h"
 
 namespace tessera {
 
@@ -42,4 +42,4 @@ struct AverageWeights {
 };
 
 }  // namespace tessera
-#endif  // OPTIM_KERNELS_SCHEDULE_FREE_H_
+#endif  // OPTIM_ALGORITHMS_AVERAGE_WEIGHTS_H_

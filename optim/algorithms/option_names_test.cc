@@ -1,4 +1,4 @@
-#include "optim/kernels/option_names.h"
+#include "optim/algorithms/option_names.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,26 +1,12 @@
-// What each elementwise optimizer does to one element, written once: for the
-// vectors of three instruction sets (step_loops.cc), for float64, and for GPUs.
-//
-// V is a float, or several: with + - * /, each rounded once, never fused;
-// SquareRoot, MultiplyAdd(a, b, c) = a * b + c rounded once, Max and Sign (NaN
-// of NaN), V::Of(x). C is one of them, or one that stands for all. `g` is the
-// gradient times its factor. Coefficients are computed in float64
-// (coefficients.cc) and rounded to V once.
-//
-// A formula's states are zeros before the first step; bit s of kNonNegative
-// says that state s is never less, kHasVariant that `variant` is looked at. Of
-// two NaNs an addition might return either, which is for the compiler to
-// choose: who stores what a formula has changed makes every NaN one.
-#ifndef OPTIM_KERNELS_FORMULAS_H_
-#define OPTIM_KERNELS_FORMULAS_H_
+// The formulas of the optimizers (optim/formulas/formula.h says what one is)
+// and their table.
+#ifndef OPTIM_FORMULAS_FORMULAS_H_
+#define OPTIM_FORMULAS_FORMULAS_H_
 
-#include "optim/kernels/element_step.h"
+#include <cstdint>
 
-#ifdef __CUDACC__
-#define TESSERA_HOST_DEVICE __host__ __device__
-#else
-#define TESSERA_HOST_DEVICE
-#endif
+#include "optim/formulas/directed_formulas.h"
+#include "optim/formulas/formula.h"
 
 namespace tessera {
 
@@ -51,6 +37,8 @@ TESSERA_HOST_DEVICE inline V Decayed(V g, V master, C l2) {
 template <bool kL2, bool kAmsGrad>
 struct AdamFormula {
   static constexpr int kStates = kAmsGrad ? 3 : 2;
+  static constexpr const char* kStateNames[kMaxStates] = {
+      "exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
   static constexpr unsigned kNonNegative = kAmsGrad ? 0b110 : 0b10;
   static constexpr bool kHasVariant = true;
   enum : int {
@@ -90,6 +78,7 @@ struct AdamFormula {
 template <bool kMomentum>
 struct SgdFormula {
   static constexpr int kStates = kMomentum ? 1 : 0;
+  static constexpr const char* kStateNames[kMaxStates] = {"momentum_buffer"};
   static constexpr unsigned kNonNegative = 0;
   static constexpr bool kHasVariant = kMomentum;
   enum : int { kL2, kMinusRate, kKept, kAdded, kNesterov };
@@ -117,6 +106,7 @@ struct SgdFormula {
 // part of the state.)
 struct AdagradFormula {
   static constexpr int kStates = 1;
+  static constexpr const char* kStateNames[kMaxStates] = {"sum"};
   static constexpr unsigned kNonNegative = 1;
   static constexpr bool kHasVariant = false;
   enum : int { kL2, kMinusRate, kInitial, kEps };
@@ -145,6 +135,9 @@ struct AdagradFormula {
 template <bool kCentered, bool kMomentum>
 struct RmsPropFormula {
   static constexpr int kStates = 1 + (kCentered ? 1 : 0) + (kMomentum ? 1 : 0);
+  static constexpr const char* kStateNames[kMaxStates] = {
+      "square_avg", kCentered ? "grad_avg" : "momentum_buffer",
+      "momentum_buffer"};
   static constexpr unsigned kNonNegative = 1;
   static constexpr bool kHasVariant = false;
   enum : int { kL2, kMinusRate, kAlpha, kSquareWeight, kEps, kKept };
@@ -180,6 +173,7 @@ struct RmsPropFormula {
 // DeepSpeed's Lion.
 struct LionFormula {
   static constexpr int kStates = 1;
+  static constexpr const char* kStateNames[kMaxStates] = {"exp_avg"};
   static constexpr unsigned kNonNegative = 0;
   static constexpr bool kHasVariant = false;
   enum : int { kDecay, kMinusRate, kBeta1, kWeight1, kBeta2, kWeight2 };
@@ -207,6 +201,7 @@ struct LionFormula {
 // schedule_free.h's.
 struct ScheduleFreeFormula {
   static constexpr int kStates = 2;
+  static constexpr const char* kStateNames[kMaxStates] = {"z", "exp_avg_sq"};
   static constexpr unsigned kNonNegative = 0b10;
   static constexpr bool kHasVariant = true;
   enum : int {
@@ -234,125 +229,44 @@ struct ScheduleFreeFormula {
   }
 };
 
-// LAMB's direction, in place of the master:
-//
-//   exp_avg     lerp(exp_avg, g, 1 - beta1), one FMA
-//   exp_avg_sq  fma(g, g * (1 - beta2), exp_avg_sq * beta2)
-//   direction   exp_avg / (1 - beta1^step)
-//               / (sqrt(exp_avg_sq) / sqrt(1 - beta2^step) + eps)
-//               + weight_decay * master
-//
-// Source: You et al., "Large Batch Optimization for Deep Learning: Training
-// BERT in 76 minutes", 2020.
-struct LambFormula {
-  static constexpr int kStates = 2;
-  static constexpr unsigned kNonNegative = 0b10;
-  static constexpr bool kHasVariant = true;
-  enum : int {
-    kL2,
-    kWeight,
-    kBeta2,
-    kSquareWeight,
-    kCorrection,
-    kEps,
-    kCorrection1
-  };
-  template <typename C, typename V>
-  TESSERA_HOST_DEVICE static void Step(const C* c, bool from_gradient, V g,
-                                       V* master, V* state) {
-    const C weight = from_gradient ? c[kWeight] - C::Of(1) : c[kWeight];
-    const V m = MultiplyAdd(weight, g - state[0], from_gradient ? g : state[0]);
-    const V v = MultiplyAdd(g, g * c[kSquareWeight], state[1] * c[kBeta2]);
-    state[0] = m;
-    state[1] = v;
-    const V denominator = SquareRoot(v) / c[kCorrection] + c[kEps];
-    *master = MultiplyAdd(c[kL2], *master, m / c[kCorrection1] / denominator);
-  }
-};
+// The table: FORMULA(its number, as checkpoints call it, its type). Nobody asks
+// for a loop of a program's own (optim/custom), whose states are its own.
+#define TESSERA_FORMULAS(FORMULA)                                            \
+  FORMULA(kAdamW, "adamw", AdamFormula<false, false>)                        \
+  FORMULA(kAdamWAmsGrad, "adamw_amsgrad", AdamFormula<false, true>)          \
+  FORMULA(kAdam, "adam", AdamFormula<true, false>)                           \
+  FORMULA(kAdamAmsGrad, "adam_amsgrad", AdamFormula<true, true>)             \
+  FORMULA(kSgd, "sgd", SgdFormula<false>)                                    \
+  FORMULA(kSgdMomentum, "sgd_momentum", SgdFormula<true>)                    \
+  FORMULA(kAdagrad, "adagrad", AdagradFormula)                               \
+  FORMULA(kRmsProp, "rmsprop", RmsPropFormula<false, false>)                 \
+  FORMULA(kRmsPropMomentum, "rmsprop_momentum", RmsPropFormula<false, true>) \
+  FORMULA(kRmsPropCentered, "rmsprop_centered", RmsPropFormula<true, false>) \
+  FORMULA(kRmsPropCenteredMomentum, "rmsprop_centered_momentum",             \
+          RmsPropFormula<true, true>)                                        \
+  FORMULA(kLion, "lion", LionFormula)                                        \
+  FORMULA(kScheduleFree, "adamw_schedule_free", ScheduleFreeFormula)         \
+  TESSERA_DIRECTIONS(FORMULA)                                                \
+  FORMULA(kDescent, "descent", DescentFormula)                               \
+  FORMULA(kCustom, "custom", DescentFormula)
 
-// Muon's direction before it is made orthogonal, in place of the master:
-//
-//   momentum_buffer  lerp(momentum_buffer, g, 1 - momentum)
-//   direction        with Nesterov lerp(g, momentum_buffer, momentum), else
-//                    momentum_buffer
-//
-// Source: Jordan, "Muon: An optimizer for hidden layers in neural networks",
-// 2024; torch.optim.Muon.
-struct MuonFormula {
-  static constexpr int kStates = 1;
-  static constexpr unsigned kNonNegative = 0;
-  static constexpr bool kHasVariant = true;
-  enum : int { kWeight, kMomentum };
-  template <typename C, typename V>
-  TESSERA_HOST_DEVICE static void Step(const C* c, bool nesterov, V g,
-                                       V* master, V* state) {
-    const V buffer = MultiplyAdd(c[kWeight], g - state[0], state[0]);
-    state[0] = buffer;
-    *master = nesterov ? MultiplyAdd(c[kMomentum], buffer - g, g) : buffer;
-  }
+enum class Formula : uint8_t {
+#define TESSERA_FORMULA(number, name, ...) number,
+  TESSERA_FORMULAS(TESSERA_FORMULA)
+#undef TESSERA_FORMULA
 };
-
-// The second half: `g` is the direction.
-//
-//   master  master * (1 - lr * weight_decay) - lr * scale * direction
-struct DescentFormula {
-  static constexpr int kStates = 0;
-  static constexpr unsigned kNonNegative = 0;
-  static constexpr bool kHasVariant = false;
-  enum : int { kDecay, kMinusRate };
-  template <typename C, typename V>
-  TESSERA_HOST_DEVICE static void Step(const C* c, bool, V g, V* master, V*) {
-    *master = MultiplyAdd(c[kMinusRate], g, *master * c[kDecay]);
-  }
-};
-
-template <typename F>
-TESSERA_HOST_DEVICE constexpr bool IsNonNegative(int state) {
-  return (F::kNonNegative >> state & 1) != 0;
-}
 
 // Calls visit(F()) with the formula's type.
 template <typename Visit>
 auto VisitFormula(Formula formula, const Visit& visit) {
   switch (formula) {
-    case Formula::kAdamW:
-      return visit(AdamFormula<false, false>());
-    case Formula::kAdamWAmsGrad:
-      return visit(AdamFormula<false, true>());
-    case Formula::kAdam:
-      return visit(AdamFormula<true, false>());
-    case Formula::kAdamAmsGrad:
-      return visit(AdamFormula<true, true>());
-    case Formula::kSgd:
-      return visit(SgdFormula<false>());
-    case Formula::kSgdMomentum:
-      return visit(SgdFormula<true>());
-    case Formula::kAdagrad:
-      return visit(AdagradFormula());
-    case Formula::kRmsProp:
-      return visit(RmsPropFormula<false, false>());
-    case Formula::kRmsPropMomentum:
-      return visit(RmsPropFormula<false, true>());
-    case Formula::kRmsPropCentered:
-      return visit(RmsPropFormula<true, false>());
-    case Formula::kRmsPropCenteredMomentum:
-      return visit(RmsPropFormula<true, true>());
-    case Formula::kLion:
-      return visit(LionFormula());
-    case Formula::kScheduleFree:
-      return visit(ScheduleFreeFormula());
-    case Formula::kLambDirection:
-      return visit(LambFormula());
-    case Formula::kMuonDirection:
-      return visit(MuonFormula());
-    // Of neither Adafactor nor a program's own is a loop asked for; they have
-    // no states of this kind.
-    case Formula::kAdafactorDirection:
-    case Formula::kDescent:
-    case Formula::kCustom:
-      return visit(DescentFormula());
+#define TESSERA_FORMULA(number, name, ...) \
+  case Formula::number:                    \
+    return visit(__VA_ARGS__());
+    TESSERA_FORMULAS(TESSERA_FORMULA)
+#undef TESSERA_FORMULA
   }
 }
 
 }  // namespace tessera
-#endif  // OPTIM_KERNELS_FORMULAS_H_
+#endif  // OPTIM_FORMULAS_FORMULAS_H_

@@ -1,7 +1,7 @@
 // The hyperparameters of an algorithm by the names that torch::optim and
 // DeepSpeed give them: for configurations, groups and calls.
-#ifndef OPTIM_KERNELS_OPTION_NAMES_H_
-#define OPTIM_KERNELS_OPTION_NAMES_H_
+#ifndef OPTIM_ALGORITHMS_OPTION_NAMES_H_
+#define OPTIM_ALGORITHMS_OPTION_NAMES_H_
 
 #include <string>
 #include <utility>
@@ -10,12 +10,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "optim/kernels/optimizer_options.h"
+#include "optim/algorithms/optimizer_options.h"
 
 namespace tessera {
-
-// "AdamW", as configurations call it.
-const char* NameOf(Algorithm algorithm);
 
 // Those that an algorithm has: "lr", "beta1", "weight_decay", ... Flags are 0
 // or 1.
@@ -37,4 +34,4 @@ absl::StatusOr<double> OptionOf(absl::string_view name,
                                 const OptimizerOptions& options);
 
 }  // namespace tessera
-#endif  // OPTIM_KERNELS_OPTION_NAMES_H_
+#endif  // OPTIM_ALGORITHMS_OPTION_NAMES_H_
