@@ -12,7 +12,6 @@
 #include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_map.h"
 #include "base/layout/layout.h"
-#include "offload/element_format.h"
 #include "optim/kernels/block8.h"
 #include "optim/kernels/element_step.h"
 #include "optim/kernels/optimizer_options.h"
@@ -36,14 +35,6 @@ bool IsPlainAdamW(const std::vector<OptimizerOptions>& groups);
 // own optimizer.
 bool IsForKernel(c10::DeviceType device, at::ScalarType masters,
                  const std::vector<OptimizerOptions>& groups);
-
-// What states are kept in where a step computes in this dtype.
-inline ElementFormat StateFormatOf(StateType type, at::ScalarType masters) {
-  if (masters != at::kFloat || type == StateType::kFloat32) return masters;
-  return type == StateType::kBFloat16
-             ? ElementFormat(at::kBFloat16)
-             : ElementFormat::Blocks(kBlock8Elements, kBlock8Bytes);
-}
 
 // What gradients are multiplied with.
 struct GradientFactor {

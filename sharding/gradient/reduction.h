@@ -1,4 +1,4 @@
-// Reduction: one sum over ranks (sharding/flat/sum_over_ranks.h) of the
+// Reduction: one sum over ranks (sharding/gradient/sum_over_ranks.h) of the
 // gradients of one flat parameter, or of several small ones packed together.
 //
 // Source: buckets as in PyTorch's DDP (Li et al., 2020) and DeepSpeed's
@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/layout/flat_buffer.h"
-#include "sharding/flat/sum_over_ranks.h"
+#include "sharding/gradient/sum_over_ranks.h"
 #include "sharding/gradient/flat_gradient.h"
 
 namespace tessera {

@@ -8,13 +8,13 @@
 // Each of the two runs in rank order and rounds to the tensor's dtype as
 // comm/communicator.h says; so all replicas have the same bits, and these are
 // others than those of one group of all ranks.
-#ifndef SHARDING_FLAT_SUM_OVER_RANKS_H_
-#define SHARDING_FLAT_SUM_OVER_RANKS_H_
+#ifndef SHARDING_GRADIENT_SUM_OVER_RANKS_H_
+#define SHARDING_GRADIENT_SUM_OVER_RANKS_H_
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "comm/communicator.h"
-#include "sharding/copy/flat_description.h"
+#include "sharding/flat/flat_parameter.h"
 
 namespace tessera {
 
@@ -30,9 +30,9 @@ struct SumOverRanks {
 // are all of it. `mine` may be the own part of `whole`, which is left in any
 // state. A sum that is to be divided by `divisor` may come back divided
 // already: see divided_by. COLLECTIVE, ASYNC.
-SumOverRanks StartSum(const FlatDescription& flat, const at::Tensor& whole,
+SumOverRanks StartSum(const FlatParameter& flat, const at::Tensor& whole,
                       const at::Tensor& mine, const CommTag& tag,
                       double divisor = 1);
 
 }  // namespace tessera
-#endif  // SHARDING_FLAT_SUM_OVER_RANKS_H_
+#endif  // SHARDING_GRADIENT_SUM_OVER_RANKS_H_

@@ -1,4 +1,4 @@
-#include "sharding/flat/sum_over_ranks.h"
+#include "sharding/gradient/sum_over_ranks.h"
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -10,7 +10,7 @@ absl::Status SumOverRanks::Wait() const {
   return over_replicas.Wait();
 }
 
-SumOverRanks StartSum(const FlatDescription& flat, const at::Tensor& whole,
+SumOverRanks StartSum(const FlatParameter& flat, const at::Tensor& whole,
                       const at::Tensor& mine, const CommTag& tag,
                       double divisor) {
   SumOverRanks sum;
