@@ -257,7 +257,7 @@ absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
     mine.Update(optimizer.status());
     if (optimizer.ok()) {
       parts_->optimizer = *std::move(optimizer);
-      parts_->optimizer->SetEarlyBytes(parts_->settings.offload.early_bytes);
+      parts_->optimizer->early().SetBytes(parts_->settings.offload.early_bytes);
     }
   }
   return parts_->comm->AgreeOk(mine, "Engine::Create");

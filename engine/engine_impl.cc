@@ -202,7 +202,6 @@ absl::Status Engine::Impl::Close() {
   trainer_.tracer().End();
   parts_->gradients.reset();
   parts_->optimizer.reset();
-  parts_->training_points.clear();
   parts_->flats.clear();
   parts_->stream.reset();
   memory_limit_.reset();
@@ -333,9 +332,6 @@ StateBytes Engine::Impl::state_bytes() const {
   bytes.gradients = parts_->gradients->resident_bytes();
   if (parts_->optimizer != nullptr) {
     bytes.optimizer = parts_->optimizer->resident_bytes();
-  }
-  for (const TieredBuffer& kept : parts_->training_points) {
-    bytes.optimizer += kept.resident_bytes();
   }
   return bytes;
 }

@@ -48,6 +48,16 @@ absl::StatusOr<TieredBuffer> TieredBuffer::Allocate(
   return buffer;
 }
 
+TieredBuffer TieredBuffer::Over(FlatBuffer memory, std::string what) {
+  TieredBuffer buffer;
+  buffer.what_ = std::move(what);
+  buffer.numel_ = memory.numel();
+  buffer.format_ = memory.dtype();
+  buffer.device_ = memory.View().device();
+  buffer.memory_ = std::move(memory);
+  return buffer;
+}
+
 absl::Status TieredBuffer::Move(Place to) {
   if (to.tier == tier()) return absl::OkStatus();
   if (tier() == Tier::kMemory) {
@@ -275,11 +285,10 @@ absl::Status TieredBuffer::WriteBytes(int64_t begin, int64_t bytes,
 }
 
 absl::StatusOr<Raised> Raised::Of(TieredBuffer* buffer) {
-  if (buffer == nullptr || !buffer->defined() || buffer->in_memory()) {
-    return Raised(nullptr);
-  }
+  if (buffer == nullptr || !buffer->defined()) return Raised(nullptr, false);
+  if (buffer->in_memory()) return Raised(buffer, false);
   TESSERA_RETURN_IF_ERROR(buffer->Raise());
-  return Raised(buffer);
+  return Raised(buffer, true);
 }
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 // What else needs what lies elsewhere raises it to memory for a moment:
 //
 //     TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(&buffer));
-//     ... buffer.View() ...
+//     ... raised.View() ...
 //     return raised.Commit();  // where that has changed
 //
 // On a disk what nobody has written is zeros, and costs no write. Copies
@@ -54,9 +54,11 @@ struct HostElements {
   at::Tensor elements;       // as View
   StreamPoint read, filled;  // by the device
   ElementFormat format;
-  // Of them. REQUIRES: begins with a block.
+  // A range of them, for a thread that works on memory which others have views
+  // of. REQUIRES: begins with a block.
   at::Tensor Part(Range range) const {
-    return Slice(elements, format.InTensor(range));
+    const Range part = format.InTensor(range);
+    return ElementsOver(elements, part.begin, part.numel());
   }
   // For the host to read and write. Blocking; throws c10::Error.
   const at::Tensor& Wait() const;
@@ -77,6 +79,8 @@ class TieredBuffer {
                                                at::Device device,
                                                MemoryKind kind, Place place,
                                                std::string what);
+  // Elements one by one in memory that is there.
+  static TieredBuffer Over(FlatBuffer memory, std::string what);
   // Lies in `to` from here on, with what it holds; after an error where it was.
   // REQUIRES: one of the two is kMemory, or they are the same; not raised.
   absl::Status Move(Place to);
@@ -190,26 +194,32 @@ class TieredBuffer {
   MemoryKind kind_ = MemoryKind::kOther;
 };
 
-// Raised from Of to its end, or to Commit. Nothing where it is in memory
-// anyway; a null or undefined buffer is none.
+// Raised: a buffer that is in memory from Of to the end of this, or to Commit.
+// It costs nothing where the buffer is in memory anyway; a null or undefined
+// buffer is none.
 class Raised {
  public:
   static absl::StatusOr<Raised> Of(TieredBuffer* buffer);
   Raised(Raised&& other) noexcept
-      : buffer_(std::exchange(other.buffer_, nullptr)) {}
+      : buffer_(other.buffer_), lowers_(std::exchange(other.lowers_, false)) {}
   Raised& operator=(Raised&&) = delete;
   ~Raised() {
-    if (buffer_ != nullptr) buffer_->Drop();
+    if (lowers_) buffer_->Drop();
   }
-  // What has changed goes to the disk. After an error it is lost.
+  // As TieredBuffer::View; undefined where there is no buffer.
+  at::Tensor View() const {
+    return buffer_ == nullptr ? at::Tensor() : buffer_->View();
+  }
+  // What has changed goes to where it lies. After an error it is lost.
   absl::Status Commit() {
-    return buffer_ == nullptr ? absl::OkStatus()
-                              : buffer_->Lower(/*changed=*/true);
+    return lowers_ ? buffer_->Lower(/*changed=*/true) : absl::OkStatus();
   }
 
  private:
-  explicit Raised(TieredBuffer* buffer) : buffer_(buffer) {}
+  Raised(TieredBuffer* buffer, bool lowers)
+      : buffer_(buffer), lowers_(lowers) {}
   TieredBuffer* buffer_;
+  bool lowers_;
 };
 
 }  // namespace tessera

@@ -107,7 +107,7 @@ std::shared_ptr<UpdateStream::Unit> UpdateStream::UnitOf(StreamedUpdate update,
                                                          bool early) const {
   auto unit = std::make_shared<Unit>();
   unit->numel = update.numel;
-  unit->pushed_early = unit->early = early;
+  if (early) unit->fate = Unit::Fate::kSpeculative;
   for (const StreamedUpdate::State& each : update.states) {
     const TieredBuffer* const state = each.buffer;
     const int64_t slice_bytes = state->format().BytesOf(options_.slice_numel);
@@ -131,25 +131,20 @@ std::shared_ptr<UpdateStream::Unit> UpdateStream::UnitOf(StreamedUpdate update,
 }
 
 int64_t& UpdateStream::CountOf(const Unit& unit) {
-  return unit.early ? early_ : kept_;
+  return unit.fate == Unit::Fate::kSpeculative ? early_ : kept_;
 }
 
 // It is not one of the early ones any more: what has begun is awaited as the
 // others are, whatever becomes of it.
 void UpdateStream::TakeOver(const Early& unit) {
-  if (unit->begun && !unit->is_written) {
-    --early_;
+  if (unit->fate != Unit::Fate::kSpeculative) return;
+  if (unit->stage != Unit::Stage::kWritten) --early_;
+  if (unit->stage == Unit::Stage::kQueued) {
+    queue_.erase(std::find(queue_.begin(), queue_.end(), unit));
+  } else if (unit->stage != Unit::Stage::kWritten) {
     ++kept_;
   }
-  if (IsQueued(unit)) {
-    --early_;
-    queue_.erase(std::find(queue_.begin(), queue_.end(), unit));
-  }
-  unit->early = false;
-}
-
-bool UpdateStream::IsQueued(const Early& unit) const {
-  return std::find(queue_.begin(), queue_.end(), unit) != queue_.end();
+  unit->fate = Unit::Fate::kDropped;
 }
 
 void UpdateStream::Queue(std::shared_ptr<Unit> unit) {
@@ -157,7 +152,7 @@ void UpdateStream::Queue(std::shared_ptr<Unit> unit) {
   ++CountOf(*unit);
   unit->drains = drains_;
   unit->number = pushes_++;
-  if (!unit->early) Announce(unit);
+  if (unit->fate == Unit::Fate::kCertain) Announce(unit);
   queue_.push_back(std::move(unit));
 }
 
@@ -178,19 +173,18 @@ std::optional<UpdateStream::Pushed> UpdateStream::Keep(
     const Early& early, std::shared_ptr<void> held) {
   {
     absl::MutexLock lock(&mutex_);
-    const bool dropped = !early->begun && !IsQueued(early);
-    if (dropped || early->drains != drains_ || early->failed || !failed_.ok()) {
+    if (early->fate != Unit::Fate::kSpeculative || early->drains != drains_ ||
+        early->failed || !failed_.ok()) {
       TakeOver(early);
       return std::nullopt;
     }
-    if (!early->is_written) {
+    early->fate = Unit::Fate::kKept;
+    if (early->stage != Unit::Stage::kWritten) {
       --early_;
       ++kept_;
+      Announce(early);
     }
-    early->early = false;
-    early->kept = true;
-    if (!early->is_written) Announce(early);
-    if (!early->is_computed) early->held = std::move(held);
+    if (early->stage < Unit::Stage::kComputed) early->held = std::move(held);
   }
   for (TieredBuffer* const state : early->changed) {
     if (state != nullptr) state->Flip();
@@ -209,8 +203,9 @@ UpdateStream::Units UpdateStream::TakeQueuedEarly() {
   Units dropped;
   std::deque<std::shared_ptr<Unit>> rest;
   for (std::shared_ptr<Unit>& unit : queue_) {
-    if (unit->early) {
+    if (unit->fate == Unit::Fate::kSpeculative) {
       --early_;
+      unit->fate = Unit::Fate::kDropped;
       dropped.push_back(std::move(unit));
     } else {
       rest.push_back(std::move(unit));

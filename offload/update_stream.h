@@ -250,7 +250,6 @@ class UpdateStream {
   Units TakeQueuedEarly() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t& CountOf(const Unit& unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeOver(const Early& unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsQueued(const Early& unit) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Buffer& At(int64_t slice_number) {
     return buffers_[static_cast<size_t>(slice_number %
                                         static_cast<int64_t>(buffers_.size()))];

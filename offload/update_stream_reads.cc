@@ -85,7 +85,7 @@ bool UpdateStream::MayForesee() const {
 std::shared_ptr<UpdateStream::Unit> UpdateStream::Pop() {
   std::shared_ptr<Unit> next = std::move(queue_.front());
   queue_.pop_front();
-  next->begun = true;
+  next->stage = Unit::Stage::kReading;
   if (next->numel == 0 || next->number < foreseen_from_) return next;
   if (!ahead_.empty()) {
     if (!next->ReadsFirst(*ahead_.front())) foreseen_.clear();

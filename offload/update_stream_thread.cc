@@ -58,7 +58,8 @@ void UpdateStream::FailUnit(Unit* unit, const absl::Status& status) {
   unit->status.Update(status);
   absl::MutexLock lock(&mutex_);
   unit->failed = true;
-  if (!unit->pushed_early || (unit->kept && !unit->changed.empty())) {
+  if (unit->fate == Unit::Fate::kCertain ||
+      (unit->fate == Unit::Fate::kKept && !unit->changed.empty())) {
     failed_.Update(status);
   }
 }
@@ -138,8 +139,13 @@ void UpdateStream::EndSlice(Buffer* buffer, const absl::Status& status) {
 }
 
 void UpdateStream::EndComputed(Unit* unit) {
+  bool certain;
+  {
+    absl::MutexLock lock(&mutex_);
+    certain = unit->fate == Unit::Fate::kCertain;
+  }
   for (const StreamedUpdate::State& state : unit->update.states) {
-    if (unit->status.ok() && state.written && !unit->pushed_early) {
+    if (unit->status.ok() && state.written && certain) {
       state.buffer->SetWritten();
     }
   }
@@ -154,7 +160,7 @@ void UpdateStream::EndComputed(Unit* unit) {
   std::shared_ptr<void> held;
   {
     absl::MutexLock lock(&mutex_);
-    unit->is_computed = true;
+    unit->stage = Unit::Stage::kComputed;
     held = std::move(unit->held);
   }
   held = nullptr;
@@ -165,7 +171,7 @@ void UpdateStream::EndWritten(Unit* unit) {
   unit->written.End(unit->status, unit->end);
   absl::MutexLock lock(&mutex_);
   Renounce(*unit);
-  unit->is_written = true;
+  unit->stage = Unit::Stage::kWritten;
   --CountOf(*unit);
 }
 

@@ -17,6 +17,13 @@
 namespace tessera {
 
 struct UpdateStream::Unit {
+  // How far it has come.
+  enum class Stage : uint8_t { kQueued, kReading, kComputed, kWritten };
+  // kCertain: it was pushed as what is to be. The others were pushed early, and
+  // may still be dropped (kSpeculative), or have turned out to be right or not:
+  // what has changed is flipped if it is kept.
+  enum class Fate : uint8_t { kCertain, kSpeculative, kKept, kDropped };
+
   // Where a state is read and written, from Push on.
   struct Place {
     SwapExtent from, to;
@@ -29,7 +36,6 @@ struct UpdateStream::Unit {
   StreamedUpdate update;
   std::vector<Place> places;           // by state
   std::vector<TieredBuffer*> changed;  // by state; null: it is only read
-  bool pushed_early = false;  // what has changed is flipped if it is kept
   CommPromise computed, written;
   int64_t numel = 0;
 
@@ -39,10 +45,9 @@ struct UpdateStream::Unit {
   absl::Status status;  // the first error
 
   // By the stream's mutex.
-  bool early = false;  // may still be dropped
-  bool kept = false;   // was early, and is the right one
+  Stage stage = Stage::kQueued;
+  Fate fate = Fate::kCertain;
   bool failed = false;
-  bool begun = false, is_computed = false, is_written = false;
   int64_t drains = 0;                           // before it was pushed
   int64_t number = 0;                           // of pushes before it
   std::shared_ptr<void> held;                   // until it is computed

@@ -107,10 +107,10 @@ class RankOptimizer {
                    static_cast<size_t>(segment.range.numel() * item)) == 0;
       };
       const char* what =
-          !same(reference.params, flat_->masters()) ? "values"
-          : !same(reference.exp_avgs, optimizer_->states(0)[0].View())
+          !same(reference.params, flat_->states().value().View()) ? "values"
+          : !same(reference.exp_avgs, flat_->states().moments()[0].View())
               ? "exp_avg"
-          : !same(reference.exp_avg_sqs, optimizer_->states(0)[1].View())
+          : !same(reference.exp_avg_sqs, flat_->states().moments()[1].View())
               ? "exp_avg_sq"
               : nullptr;
       if (what != nullptr) {
@@ -160,7 +160,7 @@ void ExpectSegmentsEqualWhole(const Tensors& values, int stage, int world_size,
     }
     EXPECT_EQ(optimizer.Difference(reference), "")
         << "rank " << rank << "/" << world_size;
-    EXPECT_EQ(optimizer.optimizer().parameter_steps(), reference.steps);
+    EXPECT_EQ(optimizer.optimizer().counts().steps(), reference.steps);
   }
 }
 
@@ -257,7 +257,7 @@ TEST_P(ShardedOptimizerTest, MultipliesGradients) {
     EXPECT_EQ(optimizer.Difference(reference), "") << factor;
   }
   EXPECT_FALSE(optimizer.working_written());  // the masters are the copy
-  EXPECT_FALSE(optimizer.flat().separate_working().defined());
+  EXPECT_EQ(optimizer.flat().states().separate_working(), nullptr);
 }
 
 // That of what is skipped, too, although nothing writes it.
@@ -273,15 +273,16 @@ TEST_P(ShardedOptimizerTest, WritesA16BitWorkingCopy) {
              step == 0 ? torch::randn({301}, dtype) : at::Tensor()}));
         EXPECT_TRUE(optimizer.working_written());
         FlatParameter& flat = optimizer.flat();
-        EXPECT_TRUE(
-            at::equal(flat.separate_working(), flat.masters().to(dtype)));
+        const at::Tensor masters = flat.states().value().View();
+        const at::Tensor working = flat.states().separate_working()->View();
+        EXPECT_TRUE(at::equal(working, masters.to(dtype)));
         // Publishes what it has been given, if told so.
-        const at::Tensor mine = flat.separate_working().clone();
-        flat.masters().fill_(7);
+        const at::Tensor mine = working.clone();
+        masters.fill_(7);
         TESSERA_ASSERT_OK(flat.PublishOwned(/*working_written=*/true));
-        EXPECT_TRUE(at::equal(flat.separate_working(), mine));
+        EXPECT_TRUE(at::equal(working, mine));
         TESSERA_ASSERT_OK(flat.PublishOwned());
-        EXPECT_EQ(flat.separate_working().ne(7).sum().item<int64_t>(), 0);
+        EXPECT_EQ(working.ne(7).sum().item<int64_t>(), 0);
       }
     }
   }

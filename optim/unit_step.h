@@ -38,14 +38,6 @@ bool IsPlainAdamW(const std::vector<OptimizerOptions>& groups);
 bool IsForKernel(c10::DeviceType device, at::ScalarType masters,
                  const std::vector<OptimizerOptions>& groups);
 
-// What states are kept in where a step computes in this dtype.
-inline ElementFormat StateFormatOf(StateType type, at::ScalarType masters) {
-  if (masters != at::kFloat || type == StateType::kFloat32) return masters;
-  return type == StateType::kBFloat16
-             ? ElementFormat(at::kBFloat16)
-             : ElementFormat::Blocks(kBlock8Elements, kBlock8Bytes);
-}
-
 // What gradients are multiplied with.
 struct GradientFactor {
   GradientFactor(double value = 1) : value(value) {}  // NOLINT: is a number

@@ -93,6 +93,14 @@ absl::StatusOr<FlatBuffer> FlatBuffer::Over(char* data, int64_t numel,
   return buffer;
 }
 
+FlatBuffer FlatBuffer::Part(Range range) const {
+  FlatBuffer part;
+  part.item_bytes_ = item_bytes_;
+  part.data_ = data(range.begin);
+  part.tensor_ = View(range);
+  return part;
+}
+
 absl::Status FlatBuffer::Enter(MemoryLedger* ledger, int64_t bytes) {
   TESSERA_RETURN_IF_ERROR(ledger->Claim(kind_, bytes, MemoryKindName(kind_)));
   ledger_ = ledger;

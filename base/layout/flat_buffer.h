@@ -40,6 +40,9 @@ class FlatBuffer {
   static absl::StatusOr<FlatBuffer> Over(char* data, int64_t numel,
                                          at::ScalarType dtype,
                                          std::optional<MemoryKind> counted);
+  // A range of it, as a buffer that does not own the memory. REQUIRES: this
+  // buffer outlives it.
+  FlatBuffer Part(Range range) const;
   void Reset();
 
   bool defined() const { return tensor_.defined(); }

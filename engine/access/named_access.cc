@@ -64,9 +64,9 @@ absl::StatusOr<at::Tensor> NamedAccess::Master(absl::string_view name) {
   absl::StatusOr<at::Tensor> master =
       CatchTorch("Master", [&]() -> absl::StatusOr<at::Tensor> {
         TESSERA_RETURN_IF_ERROR(flat.PrepareUpdate());
-        TESSERA_ASSIGN_OR_RETURN(const Raised raised,
-                                 Raised::Of(flat.masters_buffer()));
-        return WholeCopy(place, flat.masters(), "masters");
+        TESSERA_ASSIGN_OR_RETURN(const Raised value,
+                                 flat.states().RaiseValue());
+        return WholeCopy(place, value.View(), "masters");
       });
   if (!master.ok()) return scope.Fail(master.status());
   TESSERA_RETURN_IF_ERROR(scope.Commit());
@@ -130,9 +130,9 @@ absl::Status NamedAccess::SetMaster(absl::string_view name,
   TESSERA_RETURN_IF_ERROR(scope.Begin());
   FlatParameter& flat = parts_->flat(place);
   const absl::Status written = CatchTorch(kWhere, [&]() -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(flat.masters_buffer()));
+    TESSERA_ASSIGN_OR_RETURN(Raised raised, flat.states().RaiseValue());
     TESSERA_RETURN_IF_ERROR(
-        WriteOwned(flat, place.parameter, value, flat.masters()));
+        WriteOwned(flat, place.parameter, value, raised.View()));
     TESSERA_RETURN_IF_ERROR(raised.Commit());
     return flat.PublishOwned();
   });
@@ -181,7 +181,9 @@ at::Tensor NamedAccess::ShapedState(const ParameterRef& place,
                                     absl::string_view state) const {
   if (parts_->optimizer == nullptr) return at::Tensor();
   for (const tessera::ShapedState& one :
-       parts_->optimizer->shaped_states(place.flat)) {
+       parts_->optimizer->states()
+           .factored(static_cast<size_t>(place.flat))
+           .all()) {
     if (one.parameter == static_cast<size_t>(place.parameter) &&
         one.name == state) {
       return one.values;
@@ -199,15 +201,16 @@ absl::StatusOr<NamedAccess::Owned> NamedAccess::OwnedState(
   }
   parts_->gradients->Enter();
   std::vector<std::string> names =
-      parts_->optimizer->StateNames(static_cast<size_t>(place.flat));
+      parts_->optimizer->states().Names(static_cast<size_t>(place.flat));
   const auto it = std::find(names.begin(), names.end(), state);
   const size_t number = static_cast<size_t>(it - names.begin());
   const bool owned = number < names.size();
-  for (const StateShape& shape : ShapedStatesOf(
-           parts_->optimizer->FormulaOf(static_cast<size_t>(place.flat)),
-           parts_->flat(place)
-               .parameters()[static_cast<size_t>(place.parameter)]
-               .tensor.sizes())) {
+  for (const StateShape& shape :
+       ShapedStatesOf(parts_->optimizer->states().FormulaOf(
+                          static_cast<size_t>(place.flat)),
+                      parts_->flat(place)
+                          .parameters()[static_cast<size_t>(place.parameter)]
+                          .tensor.sizes())) {
     names.push_back(shape.name);
   }
   if (std::find(names.begin(), names.end(), state) == names.end()) {
@@ -216,12 +219,12 @@ absl::StatusOr<NamedAccess::Owned> NamedAccess::OwnedState(
                      names.empty() ? "none: this optimizer keeps no states"
                                    : absl::StrJoin(names, " or ")));
   }
-  std::vector<TieredBuffer>& states = parts_->optimizer->states(place.flat);
+  std::vector<TieredBuffer>& states = parts_->flat(place).states().moments();
   if (!owned || states.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "parameter '", name, "' has no optimizer state: it is frozen"));
   }
-  return Owned{&states[number], parts_->optimizer->IsNonNegative(
+  return Owned{&states[number], parts_->optimizer->states().IsNonNegative(
                                     static_cast<size_t>(place.flat), number)};
 }
 
@@ -259,7 +262,8 @@ absl::StatusOr<at::Tensor> NamedAccess::State(absl::string_view name,
     parts_->gradients->Enter();
     return Announced(
         CatchTorch("OptimizerStateOf", [&]() -> absl::StatusOr<at::Tensor> {
-          TESSERA_RETURN_IF_ERROR(parts_->flat(place).AwaitUpdated());
+          TESSERA_RETURN_IF_ERROR(
+              parts_->flat(place).states().AwaitAllUpdates());
           TorchScope scope;
           return shaped.clone();
         }));
@@ -267,14 +271,13 @@ absl::StatusOr<at::Tensor> NamedAccess::State(absl::string_view name,
   TESSERA_ASSIGN_OR_RETURN(const Owned owned, OwnedState(name, place, state));
   return Announced(
       CatchTorch("OptimizerStateOf", [&]() -> absl::StatusOr<at::Tensor> {
-        TESSERA_RETURN_IF_ERROR(parts_->flat(place).AwaitUpdated());
+        TESSERA_RETURN_IF_ERROR(parts_->flat(place).states().AwaitAllUpdates());
         TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(owned.buffer));
         TorchScope scope;
-        return WholeCopy(
-            place,
-            StateNumbers(owned.buffer->View(), owned.buffer->numel(),
-                         owned.non_negative),
-            "optimizer states");
+        return WholeCopy(place,
+                         StateNumbers(raised.View(), owned.buffer->numel(),
+                                      owned.non_negative),
+                         "optimizer states");
       }));
 }
 
@@ -295,8 +298,8 @@ absl::Status NamedAccess::SetState(absl::string_view name,
   FlatParameter& flat = parts_->flat(place);
   const absl::Status written =
       CatchTorch("Engine::SetOptimizerState", [&]() -> absl::Status {
-        TESSERA_RETURN_IF_ERROR(flat.AwaitUpdated());
-        parts_->optimizer->SetWritten(place.flat);
+        TESSERA_RETURN_IF_ERROR(flat.states().AwaitAllUpdates());
+        parts_->optimizer->states().SetWritten(static_cast<size_t>(place.flat));
         if (shaped.defined()) {
           TorchScope scope;
           shaped.copy_(value);

@@ -122,9 +122,8 @@ absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
                                      FlatParameter* flat) {
   TorchScope scope;
   AwaitDevice(flat->device());
-  TESSERA_ASSIGN_OR_RETURN(const Raised raised,
-                           Raised::Of(flat->masters_buffer()));
-  const at::Tensor masters = flat->masters();
+  TESSERA_ASSIGN_OR_RETURN(const Raised value, flat->states().RaiseValue());
+  const at::Tensor masters = value.View();
   TESSERA_ASSIGN_OR_RETURN(
       FlatBuffer values,
       FlatBuffer::Allocate(masters.numel(), masters.scalar_type(),
@@ -143,9 +142,9 @@ absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
 
 absl::Status SetMasters(FlatParameter* flat, const at::Tensor& values) {
   TorchScope scope;
-  TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(flat->masters_buffer()));
-  flat->masters().copy_(values);
-  return raised.Commit();
+  TESSERA_ASSIGN_OR_RETURN(Raised value, flat->states().RaiseValue());
+  value.View().copy_(values);
+  return value.Commit();
 }
 
 // What this rank needs to load: matched names, and whole values of what is not

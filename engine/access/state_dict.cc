@@ -30,10 +30,9 @@ using Values = absl::flat_hash_map<const void*, at::Tensor>;
 absl::StatusOr<Values> GatherMasters(const EngineParts& parts, bool keeps) {
   Values values;
   for (const auto& flat : parts.flats) {
-    TESSERA_ASSIGN_OR_RETURN(const Raised raised,
-                             Raised::Of(flat->masters_buffer()));
+    TESSERA_ASSIGN_OR_RETURN(const Raised value, flat->states().RaiseValue());
     TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
-                             GatherWhole(*flat, flat->masters(), "masters"));
+                             GatherWhole(*flat, value.View(), "masters"));
     TorchScope scope;
     const auto& parameters = flat->parameters();
     for (size_t i = 0; keeps && i < parameters.size(); ++i) {
@@ -100,16 +99,14 @@ absl::StatusOr<std::vector<ParameterShard>> ShardedStateDict(
   const absl::Status copied = CatchTorch(kWhere, [&]() -> absl::Status {
     TorchScope scope;
     for (const auto& flat : parts->flats) {
-      TESSERA_ASSIGN_OR_RETURN(const Raised raised,
-                               Raised::Of(flat->masters_buffer()));
-      const at::Tensor masters = flat->masters();
+      TESSERA_ASSIGN_OR_RETURN(const Raised value, flat->states().RaiseValue());
       for (const FlatParameter::Segment& segment : flat->segments()) {
         const FlatParameter::Parameter& p =
             flat->parameters()[static_cast<size_t>(segment.parameter)];
         const int64_t per = ElementsPerNumber(p.tensor.scalar_type());
         at::Tensor values = CopyOnHost(
-            Slice(masters, {segment.range.begin - flat->owned().begin,
-                            segment.range.end - flat->owned().begin}));
+            Slice(value.View(), {segment.range.begin - flat->owned().begin,
+                                 segment.range.end - flat->owned().begin}));
         if (per == 2) values = at::view_as_complex(values.view({-1, 2}));
         shards.push_back({p.name, p.tensor.sizes().vec(),
                           p.tensor.strides().vec(),

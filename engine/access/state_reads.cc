@@ -114,15 +114,14 @@ void StateReads::PlanSlot(const StateTable::Slot& slot,
 // States that are zeros, as those of a new engine, are read to where they
 // belong; what else is to be overwritten in memory is staged.
 void StateReads::AddOwned(Owned one) {
-  const TieredBuffer* const buffer = table_.Buffer(one.flat, one.kind);
-  if (buffer != nullptr &&
-      (buffer->on_disk() || buffer->format().in_blocks())) {
+  const TieredBuffer& buffer = table_.Buffer(one.flat, one.kind);
+  if (buffer.on_disk() || buffer.format().in_blocks()) {
     read_again_.push_back(std::move(one));
     return;
   }
-  const bool in_memory = buffer == nullptr || !buffer->elsewhere();
-  if (in_memory && one.from.has_value() && one.kind != StateTable::kValue &&
-      optimizer_->has_zeros(one.flat)) {
+  if (!buffer.elsewhere() && one.from.has_value() &&
+      one.kind != StateTable::kValue &&
+      optimizer_->states().has_zeros(static_cast<size_t>(one.flat))) {
     const at::Tensor elements = PlaceOf(one);
     if (CanBeReadTo(elements, one.dtype)) {
       in_place_.push_back(ReadTo(elements, *one.from));
@@ -235,17 +234,17 @@ void StateReads::Put(const StagedOwned& one, const at::Tensor& to) const {
 
 absl::Status StateReads::PlaceOwned(const StagedOwned& one) const {
   if (!table_.Has(one.to.flat, one.to.kind)) return absl::OkStatus();
-  TieredBuffer* const buffer = table_.Buffer(one.to.flat, one.to.kind);
-  if (buffer != nullptr && buffer->on_host()) {
+  TieredBuffer& buffer = table_.Buffer(one.to.flat, one.to.kind);
+  if (buffer.on_host()) {
     TESSERA_ASSIGN_OR_RETURN(
         const at::Tensor all,
-        CatchTorch(buffer->what(), [&] { return buffer->Host().Wait(); }));
+        CatchTorch(buffer.what(), [&] { return buffer.Host().Wait(); }));
     Put(one, all.slice(0, one.to.range.begin, one.to.range.end));
     return absl::OkStatus();
   }
   // They did not lie on a disk when they were staged. But where the states of a
   // flat were dropped its masters were, too, and the shard in their place may.
-  TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(buffer));
+  TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(&buffer));
   Put(one, PlaceOf(one.to));
   return raised.Commit();
 }
@@ -277,7 +276,7 @@ absl::Status StateReads::ReadFlat(absl::Span<const Owned> parts,
   for (const Owned& one : parts) {
     if (!table_.Has(one.flat, one.kind)) continue;
     TESSERA_ASSIGN_OR_RETURN(Raised here,
-                             Raised::Of(table_.Buffer(one.flat, one.kind)));
+                             Raised::Of(&table_.Buffer(one.flat, one.kind)));
     raised.push_back(std::move(here));
     const at::Tensor to = PlaceOf(one);
     if (!one.from.has_value()) {

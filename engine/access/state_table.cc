@@ -106,13 +106,14 @@ std::vector<int64_t> PlainStrides(at::IntArrayRef sizes,
 
 int StateTable::num_states(int flat) const {
   if (optimizer_ == nullptr) return kFirst;
-  return kFirst + static_cast<int>(
-                      optimizer_->StateNames(static_cast<size_t>(flat)).size());
+  return kFirst +
+         static_cast<int>(
+             optimizer_->states().Names(static_cast<size_t>(flat)).size());
 }
 
 std::string StateTable::NameOf(int flat, State state) const {
   if (state == kValue) return "value";
-  return optimizer_->StateNames(
+  return optimizer_->states().Names(
       static_cast<size_t>(flat))[static_cast<size_t>(state - kFirst)];
 }
 
@@ -173,7 +174,7 @@ StateTable::StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
 
 void StateTable::AddShaped() {
   for (size_t f = 0; f < flats_.size(); ++f) {
-    const Formula formula = optimizer_->FormulaOf(f);
+    const Formula formula = optimizer_->states().FormulaOf(f);
     for (size_t i = 0; i < flats_[f]->parameters().size(); ++i) {
       const auto sizes = flats_[f]->parameters()[i].tensor.sizes();
       for (const StateShape& shape : ShapedStatesOf(formula, sizes)) {
@@ -190,7 +191,8 @@ void StateTable::AddShaped() {
 }
 
 at::Tensor StateTable::ValuesOf(const Shaped& shaped) const {
-  for (const ShapedState& state : optimizer_->shaped_states(shaped.flat)) {
+  for (const ShapedState& state :
+       optimizer_->states().factored(static_cast<size_t>(shaped.flat)).all()) {
     if (state.parameter == shaped.parameter && state.name == shaped.name) {
       return state.values;
     }
@@ -245,23 +247,17 @@ const std::vector<std::string>& StateTable::NamesOf(
 
 bool StateTable::Has(int flat, State state) const {
   return state == kValue ||
-         (optimizer_ != nullptr && !optimizer_->states(flat).empty());
+         (optimizer_ != nullptr && !FlatOf(flat).states().moments().empty());
 }
 
 at::ScalarType StateTable::DtypeOf(int flat, State state) const {
-  if (state == kValue) return FlatOf(flat).dtype_of_masters();
-  const ElementFormat& format = Buffer(flat, state)->format();
+  const ElementFormat& format = Buffer(flat, state).format();
   return format.in_blocks() ? at::kFloat : format.dtype;
 }
 
-TieredBuffer* StateTable::Buffer(int flat, State state) const {
-  if (state == kValue) return FlatOf(flat).masters_buffer();
-  return &optimizer_->states(flat)[static_cast<size_t>(state - kFirst)];
-}
-
 at::Tensor StateTable::Elements(int flat, State state, Range part) const {
-  return state == kValue ? FlatOf(flat).masters().slice(0, part.begin, part.end)
-                         : Buffer(flat, state)->View(part);
+  if (state == kValue) FlatOf(flat).states().Order();
+  return Buffer(flat, state).View(part);
 }
 
 Range StateTable::Part(const Slot& slot, Range part) const {
@@ -283,7 +279,7 @@ void StateTable::DescribeSlot(const Slot& slot,
       if (optimizer_ != nullptr) {
         storage->mutable_tensors(storage->tensors_size() - 1)
             ->set_steps(
-                optimizer_->parameter_steps()[static_cast<size_t>(p.index)]);
+                optimizer_->counts().steps()[static_cast<size_t>(p.index)]);
       }
     }
   }

@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "offload/tiered_buffer.h"
+#include "offload/shard_states.h"
 #include "optim/sharded_optimizer.h"
 #include "sharding/flat/flat_parameter.h"
 
@@ -97,12 +97,15 @@ class StateTable {
   // Of the optimizer's: as StepState says.
   bool non_negative(int flat, State state) const {
     return state != kValue &&
-           optimizer_->IsNonNegative(static_cast<size_t>(flat),
-                                     static_cast<size_t>(state - kFirst));
+           optimizer_->states().IsNonNegative(
+               static_cast<size_t>(flat), static_cast<size_t>(state - kFirst));
   }
-  // Where they lie, perhaps on a disk; null for values that are the working
-  // copy itself. REQUIRES: Has.
-  TieredBuffer* Buffer(int flat, State state) const;
+  // Where they lie, perhaps on a disk. REQUIRES: Has.
+  TieredBuffer& Buffer(int flat, State state) const {
+    ShardStates& states = FlatOf(flat).states();
+    return state == kValue ? states.value()
+                           : states.moments()[static_cast<size_t>(state) - 1];
+  }
   // Those in `part` of [owned], as they are kept. REQUIRES: Has, and that they
   // are in memory or raised.
   at::Tensor Elements(int flat, State state, Range part) const;

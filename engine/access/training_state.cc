@@ -108,18 +108,18 @@ absl::Status AddPieces(const TrainingState& state, const StateTable& table,
       piece.begin = part.begin - flat.layout().slot(slot.slot).begin;
       const Range mine = {part.begin - flat.owned().begin,
                           part.end - flat.owned().begin};
-      const TieredBuffer* const buffer = table.Buffer(slot.flat, kind);
-      if (buffer != nullptr && buffer->elsewhere()) {
-        piece.elsewhere = PieceElsewhere(*buffer, mine);
+      const TieredBuffer& buffer = table.Buffer(slot.flat, kind);
+      if (buffer.elsewhere()) {
+        piece.elsewhere = PieceElsewhere(buffer, mine);
         // A program's write to it later ends the save before, by the stream.
         if (flat.options().stream == nullptr && kind == StateTable::kValue) {
-          TESSERA_RETURN_IF_ERROR(TakeCopy(*buffer, &piece));
+          TESSERA_RETURN_IF_ERROR(TakeCopy(buffer, &piece));
         }
       } else {
         piece.elements = table.Elements(slot.flat, kind, mine);
       }
-      if (buffer != nullptr && buffer->format().in_blocks()) {
-        piece.blocks = BlocksOf(buffer->format(), mine.numel(),
+      if (buffer.format().in_blocks()) {
+        piece.blocks = BlocksOf(buffer.format(), mine.numel(),
                                 table.non_negative(slot.flat, kind));
       }
       // Masters may be what the program has in its hands; states are not.
@@ -213,7 +213,7 @@ void DescribeAverages(const TrainingState& state,
                       proto::CheckpointTraining* training) {
   for (size_t g = 0; g < state.groups->options.size(); ++g) {
     if (!RowOf(state.groups->options[g].algorithm).averages) continue;
-    const AverageWeights& weights = state.optimizer->average_weights()[g];
+    const AverageWeights& weights = state.optimizer->counts().weights()[g];
     proto::CheckpointAverage* const average = training->add_averages();
     average->set_group(state.groups->names[g]);
     average->set_steps(weights.steps);

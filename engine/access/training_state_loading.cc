@@ -43,7 +43,7 @@ class Loading {
     if (!prepared.ok()) {
       reads_.Undo();
       if (state_.optimizer != nullptr && !old_has_state_.empty()) {
-        (void)state_.optimizer->MatchStates(old_has_state_);
+        (void)state_.optimizer->states().Match(old_has_state_);
       }
       return prepared;
     }
@@ -120,15 +120,16 @@ class Loading {
   // Memory for states that are to come; those that are to go are dropped once
   // nothing can fail.
   absl::Status PlanStates() {
-    std::vector<uint8_t> both = state_.optimizer->has_state();
+    std::vector<uint8_t> both = state_.optimizer->states().has();
     old_has_state_ = both;
     has_state_.assign(both.size(), 0);
     for (size_t s = 0; s < table_.slots().size(); ++s) {
       const StateMatch::Place& place = match_->slot(s);
       const size_t flat = static_cast<size_t>(table_.slots()[s].flat);
       const int count = table_.num_states(table_.slots()[s].flat);
-      const bool keeps = count > StateTable::kFirst ||
-                         HasShapedStates(state_.optimizer->FormulaOf(flat));
+      const bool keeps =
+          count > StateTable::kFirst ||
+          HasShapedStates(state_.optimizer->states().FormulaOf(flat));
       const bool saved = keeps ? place.has_states() : old_has_state_[flat] != 0;
       if (place.loaded() ? saved : old_has_state_[flat] != 0) {
         has_state_[flat] = both[flat] = 1;
@@ -138,7 +139,7 @@ class Loading {
       const auto flat = static_cast<size_t>(table_.shaped()[i].flat);
       if (shaped_[i] >= 0) has_state_[flat] = both[flat] = 1;
     }
-    return state_.optimizer->MatchStates(both);
+    return state_.optimizer->states().Match(both);
   }
 
   absl::Status CheckTraining() const {
@@ -253,7 +254,7 @@ class Loading {
   absl::Status Place() {
     // First, since what has no states has no masters either.
     if (loads_states_) {
-      TESSERA_RETURN_IF_ERROR(state_.optimizer->MatchStates(has_state_));
+      TESSERA_RETURN_IF_ERROR(state_.optimizer->states().Match(has_state_));
     }
     return reads_.Place();
   }
@@ -263,7 +264,7 @@ class Loading {
     if (loads_states_) {
       for (size_t f = 0; f < has_state_.size(); ++f) {
         if (has_state_[f] != 0) {
-          state_.optimizer->SetWritten(static_cast<int>(f));
+          state_.optimizer->states().SetWritten(f);
         }
       }
     }
@@ -272,12 +273,12 @@ class Loading {
       for (const auto& flat : state_.flats) {
         for (const auto& p : flat->parameters()) {
           int64_t& steps =
-              state_.optimizer->parameter_steps()[static_cast<size_t>(p.index)];
+              state_.optimizer->counts().steps()[static_cast<size_t>(p.index)];
           steps = match_->steps(p.tensor).value_or(steps);
         }
       }
       state_.groups->options = options_set_;
-      state_.optimizer->SetAverageWeights(weights_);
+      state_.optimizer->counts().SetWeights(weights_);
       if (state_.plateau != nullptr && manifest_.training().has_plateau()) {
         state_.plateau->Restore(SavedPlateau());
       }
@@ -335,7 +336,7 @@ class Loading {
   // Without its weights a group's average would begin anew, with the z of the
   // next step alone.
   absl::Status TakeAverages() {
-    weights_ = state_.optimizer->average_weights();
+    weights_ = state_.optimizer->counts().weights();
     for (size_t g = 0; g < weights_.size(); ++g) {
       if (!RowOf(options_set_[g].algorithm).averages) continue;
       const std::string& name = state_.groups->names[g];

@@ -1,12 +1,11 @@
 #include "engine/offload/averages.h"
 
-#include "absl/strings/str_cat.h"
 #include "base/layout/flat_buffer.h"
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "engine/parts/exclusive_scope.h"
-#include "offload/tiered_buffer.h"
+#include "offload/shard_states.h"
 #include "optim/algorithms/algorithm.h"
 #include "torch/csrc/autograd/variable.h"
 
@@ -40,7 +39,7 @@ void VisitStepped(const EngineParts& parts, const FlatParameter& flat,
   for (const auto& segment : flat.segments()) {
     const auto& p = flat.parameters()[static_cast<size_t>(segment.parameter)];
     const auto index = static_cast<size_t>(p.index);
-    if (parts.optimizer->parameter_steps()[index] == 0) continue;
+    if (parts.optimizer->counts().steps()[index] == 0) continue;
     visit(Range{segment.range.begin - flat.owned().begin,
                 segment.range.end - flat.owned().begin},
           parts.groups.options[static_cast<size_t>(parts.groups.of[index])]);
@@ -55,82 +54,85 @@ absl::Status Publish(FlatParameter* flat) {
   return absl::OkStatus();
 }
 
-// Where masters are kept, of all units that have states.
-absl::Status MakeRoom(EngineParts* parts) {
-  parts->training_points.resize(parts->flats.size());
-  const std::vector<uint8_t> has_state = parts->optimizer->has_state();
-  for (size_t u = 0; u < parts->flats.size(); ++u) {
+// Room for the training points of all units that have states, where their
+// masters are.
+absl::Status MakeRoom(const EngineParts& parts) {
+  const std::vector<uint8_t> has_state = parts.optimizer->states().has();
+  for (size_t u = 0; u < parts.flats.size(); ++u) {
     if (has_state[u] == 0) continue;
-    const FlatParameter& flat = *parts->flats[u];
-    const FlatParameterOptions& options = flat.options();
-    TESSERA_ASSIGN_OR_RETURN(
-        parts->training_points[u],
-        TieredBuffer::Allocate(flat.owned().numel(), flat.dtype_of_masters(),
-                               flat.device(), MemoryKind::kOptimizer,
-                               options.PlaceOf(options.states),
-                               absl::StrCat("masters of unit ", flat.name())));
+    const FlatParameter& flat = *parts.flats[u];
+    flat.states().Drop(ShardStates::kTrainingPoint);
+    TESSERA_RETURN_IF_ERROR(flat.states().Add(
+        ShardStates::kTrainingPoint, flat.states().value().format(),
+        flat.options().PlaceOf(flat.options().states)));
   }
   return absl::OkStatus();
 }
 
+void DropRoom(const EngineParts& parts) {
+  for (const auto& flat : parts.flats) {
+    flat->states().Drop(ShardStates::kTrainingPoint);
+  }
+}
+
 // x = y + (1 - 1 / beta1) * (z - y), each operation rounded once, so that it
 // does not depend on shards. What it is made of cannot be found from it to the
-// bit, so y is kept.
-absl::Status EvaluateUnit(EngineParts* parts, size_t u) {
-  FlatParameter& flat = *parts->flats[u];
-  if (!parts->training_points[u].defined()) return absl::OkStatus();
-  std::vector<TieredBuffer>& states =
-      parts->optimizer->states(static_cast<int>(u));
-  TESSERA_ASSIGN_OR_RETURN(Raised masters, Raised::Of(flat.masters_buffer()));
-  TESSERA_ASSIGN_OR_RETURN(const Raised raised_z, Raised::Of(&states[0]));
-  TieredBuffer& kept = parts->training_points[u];
-  TESSERA_ASSIGN_OR_RETURN(Raised raised_kept, Raised::Of(&kept));
-  kept.View().copy_(flat.masters());
-  VisitStepped(*parts, flat, [&](Range range, const OptimizerOptions& o) {
-    const at::Tensor y = Slice(flat.masters(), range);
-    const at::Tensor z = Slice(states[0].View(), range);
+// bit, so y is kept: the training point.
+absl::Status EvaluateUnit(const EngineParts& parts, FlatParameter* flat) {
+  ShardStates& states = flat->states();
+  if (!states.has(ShardStates::kTrainingPoint)) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(Raised value, states.RaiseValue());
+  TESSERA_ASSIGN_OR_RETURN(const Raised raised_z,
+                           Raised::Of(&states.At(ShardStates::kMoments)));
+  TESSERA_ASSIGN_OR_RETURN(Raised kept,
+                           Raised::Of(&states.At(ShardStates::kTrainingPoint)));
+  kept.View().copy_(value.View());
+  VisitStepped(parts, *flat, [&](Range range, const OptimizerOptions& o) {
+    const at::Tensor y = Slice(value.View(), range);
+    const at::Tensor z = Slice(raised_z.View(), range);
     y.add_((z - y).mul_(1 - 1 / o.beta1));
   });
-  TESSERA_RETURN_IF_ERROR(raised_kept.Commit());
-  TESSERA_RETURN_IF_ERROR(masters.Commit());
-  return Publish(&flat);
+  TESSERA_RETURN_IF_ERROR(kept.Commit());
+  TESSERA_RETURN_IF_ERROR(value.Commit());
+  return Publish(flat);
 }
 
-absl::Status TrainUnit(EngineParts* parts, size_t u) {
-  TieredBuffer& kept = parts->training_points[u];
-  if (!kept.defined()) return absl::OkStatus();
-  FlatParameter& flat = *parts->flats[u];
-  TESSERA_ASSIGN_OR_RETURN(Raised masters, Raised::Of(flat.masters_buffer()));
+absl::Status TrainUnit(FlatParameter* flat) {
+  ShardStates& states = flat->states();
+  if (!states.has(ShardStates::kTrainingPoint)) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(Raised value, states.RaiseValue());
   {
-    TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(&kept));
-    flat.masters().copy_(kept.View());
+    TESSERA_ASSIGN_OR_RETURN(
+        const Raised kept, Raised::Of(&states.At(ShardStates::kTrainingPoint)));
+    value.View().copy_(kept.View());
   }
-  kept.Reset();
-  TESSERA_RETURN_IF_ERROR(masters.Commit());
-  return Publish(&flat);
+  states.Drop(ShardStates::kTrainingPoint);
+  TESSERA_RETURN_IF_ERROR(value.Commit());
+  return Publish(flat);
 }
 
-absl::Status SwapUnit(EngineParts* parts, size_t u) {
-  TieredBuffer* const average = parts->optimizer->average(u);
+absl::Status SwapUnit(const EngineParts& parts, size_t u) {
+  TieredBuffer* const average = parts.optimizer->states().average(u);
   if (average == nullptr) return absl::OkStatus();
-  FlatParameter& flat = *parts->flats[u];
-  TESSERA_ASSIGN_OR_RETURN(Raised masters, Raised::Of(flat.masters_buffer()));
+  FlatParameter& flat = *parts.flats[u];
+  TESSERA_ASSIGN_OR_RETURN(Raised value, flat.states().RaiseValue());
   TESSERA_ASSIGN_OR_RETURN(Raised averages, Raised::Of(average));
-  VisitStepped(*parts, flat, [&](Range range, const OptimizerOptions&) {
-    const at::Tensor a = Slice(flat.masters(), range);
-    const at::Tensor b = Slice(average->View(), range);
+  VisitStepped(parts, flat, [&](Range range, const OptimizerOptions&) {
+    const at::Tensor a = Slice(value.View(), range);
+    const at::Tensor b = Slice(averages.View(), range);
     const at::Tensor before = a.clone();
     a.copy_(b);
     b.copy_(before);
   });
-  TESSERA_RETURN_IF_ERROR(masters.Commit());
+  TESSERA_RETURN_IF_ERROR(value.Commit());
   TESSERA_RETURN_IF_ERROR(averages.Commit());
   return Publish(&flat);
 }
 
-absl::Status Swap(EngineParts* parts, size_t u, bool in) {
-  if (!HasOwnAverage(*parts)) return SwapUnit(parts, u);
-  return in ? EvaluateUnit(parts, u) : TrainUnit(parts, u);
+absl::Status Swap(const EngineParts& parts, size_t u, bool in) {
+  if (!HasOwnAverage(parts)) return SwapUnit(parts, u);
+  FlatParameter* const flat = parts.flats[u].get();
+  return in ? EvaluateUnit(parts, flat) : TrainUnit(flat);
 }
 
 }  // namespace
@@ -142,16 +144,16 @@ absl::Status SwapAverages(EngineParts* parts, bool in) {
   ExclusiveScope scope(parts, where);
   absl::Status mine = Check(*parts, in);
   const bool keeps = mine.ok() && in && HasOwnAverage(*parts);
-  if (keeps) mine = CatchTorch(where, [&] { return MakeRoom(parts); });
+  if (keeps) mine = CatchTorch(where, [&] { return MakeRoom(*parts); });
   const absl::Status begun = scope.Begin(mine);
   if (!begun.ok()) {
-    if (keeps) parts->training_points.clear();
+    if (keeps) DropRoom(*parts);
     return begun;
   }
   const absl::Status swapped = CatchTorch(where, [&]() -> absl::Status {
     TorchScope torch_scope;
     for (size_t u = 0; u < parts->flats.size(); ++u) {
-      TESSERA_RETURN_IF_ERROR(Swap(parts, u, in));
+      TESSERA_RETURN_IF_ERROR(Swap(*parts, u, in));
     }
     return absl::OkStatus();
   });

@@ -10,6 +10,7 @@
 #include "base/torch_guard.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/setup/tiers.h"
+#include "offload/shard_states.h"
 
 namespace tessera {
 namespace {
@@ -68,37 +69,37 @@ absl::StatusOr<TieredBuffer::Place> PlaceOf(const EngineParts& parts,
   return place;
 }
 
-// move(buffer, configured): of what `states` says of a unit, and where the
-// configuration has it.
-template <typename Move>
-absl::Status MoveUnit(EngineParts* parts, size_t u, const OffloadStates& states,
-                      const Move& move) {
-  FlatParameter& flat = *parts->flats[u];
-  const FlatParameterOptions& options = flat.options();
-  TieredBuffer* const shard = flat.shard_buffer();
-  TieredBuffer* const masters = flat.masters_buffer();
-  if (states.parameters && shard != nullptr) {
-    TESSERA_RETURN_IF_ERROR(move(shard, options.parameters));
+// Whether Engine::Offload moves a state, and where the configuration has it.
+struct Moves {
+  bool moves = false;
+  Tier configured = Tier::kMemory;
+};
+
+Moves MovesOf(ShardStates::State state, const OffloadStates& states,
+              const FlatParameterOptions& options) {
+  if (state == ShardStates::kWorking) {
+    return {states.parameters, options.parameters};
   }
-  if (states.masters && masters != nullptr && masters != shard) {
-    TESSERA_RETURN_IF_ERROR(move(masters, options.states));
-  }
-  ShardedOptimizer* const optimizer = parts->optimizer.get();
-  if (!states.optimizer || optimizer == nullptr) return absl::OkStatus();
-  for (TieredBuffer& state : optimizer->states(static_cast<int>(u))) {
-    TESSERA_RETURN_IF_ERROR(move(&state, options.states));
-  }
-  return absl::OkStatus();
+  if (state == ShardStates::kMasters) return {states.masters, options.states};
+  return {state >= ShardStates::kMoments && states.optimizer, options.states};
 }
 
+// move(buffer, configured), for what `states` says.
 template <typename Move>
 absl::Status MoveAll(EngineParts* parts, const OffloadStates& states,
                      const Move& move) {
   return CatchTorch(kOffload, [&]() -> absl::Status {
     TorchScope scope;
-    for (size_t u = 0; u < parts->flats.size(); ++u) {
-      const absl::Status moved = MoveUnit(parts, u, states, move);
-      parts->flats[u]->SetMoved();
+    for (const auto& flat : parts->flats) {
+      ShardStates& all = flat->states();
+      const absl::Status moved =
+          all.ForEach([&](ShardStates::State state, TieredBuffer& buffer) {
+            const Moves of = MovesOf(state, states, flat->options());
+            return of.moves && all.can_move(state)
+                       ? move(&buffer, of.configured)
+                       : absl::OkStatus();
+          });
+      all.SetChanged();
       TESSERA_RETURN_IF_ERROR(moved);
     }
     return absl::OkStatus();

@@ -22,9 +22,9 @@
 #include "engine/setup/buffer_sync.h"
 #include "offload/update_stream.h"
 #include "optim/loss_scaler.h"
-#include "optim/parameter_groups.h"
 #include "optim/schedule/lr_schedule.h"
 #include "optim/sharded_optimizer.h"
+#include "optim/states/parameter_groups.h"
 #include "sharding/copy/served_gathers.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"
@@ -90,9 +90,6 @@ struct EngineParts {
   bool closed = false;
   bool moved = false;        // by Engine::Offload
   bool averages_in = false;  // by Engine::SwapInAverages
-  // By flat, masters where gradients are taken, while the parameters are
-  // averages that no state holds (schedule-free AdamW).
-  std::vector<TieredBuffer> training_points;
   absl::Status lost;
 
   // ---- the optimizer's, as they are without a schedule: made by Engine::Impl,

@@ -75,7 +75,7 @@ absl::Status AwaitOwners(EngineParts* parts) {
   const CommFuture now = written({});
   absl::Status status;
   for (const auto& flat : parts->flats) {
-    const CommFuture updated = flat->updated();
+    const CommFuture updated = flat->states().updated();
     status.Update(flat->AwaitOthers(updated.valid() ? written(updated) : now));
   }
   return status;
@@ -84,7 +84,8 @@ absl::Status AwaitOwners(EngineParts* parts) {
 // Of this rank.
 absl::Status AwaitUpdates(EngineParts* parts) {
   absl::Status status;
-  for (const auto& flat : parts->flats) status.Update(flat->updated().Wait());
+  for (const auto& flat : parts->flats)
+    status.Update(flat->states().updated().Wait());
   return status;
 }
 

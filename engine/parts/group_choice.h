@@ -13,7 +13,7 @@
 #include "config/config.pb.h"
 #include "engine/parts/engine_types.h"
 #include "optim/algorithms/optimizer_options.h"
-#include "optim/parameter_groups.h"
+#include "optim/states/parameter_groups.h"
 #include "sharding/partition/flat_plan.h"
 #include "sharding/partition/partition.h"
 

@@ -23,9 +23,9 @@ absl::StatusOr<std::vector<uint64_t>> FingerprintsOf(
   std::vector<uint64_t> prints;
   for (size_t u = 0; u < flats.size(); ++u) {
     if (!which[u]) continue;
-    TESSERA_ASSIGN_OR_RETURN(const Raised raised,
-                             Raised::Of(flats[u]->masters_buffer()));
-    const at::Tensor bytes = flats[u]->masters().cpu();
+    TESSERA_ASSIGN_OR_RETURN(const Raised value,
+                             flats[u]->states().RaiseValue());
+    const at::Tensor bytes = value.View().cpu();
     prints.push_back(Fingerprint(bytes.const_data_ptr(),
                                  static_cast<int64_t>(bytes.nbytes())));
   }
@@ -37,7 +37,7 @@ absl::StatusOr<std::vector<uint64_t>> FingerprintsOf(
 absl::StatusOr<bool> NoteWritten(EngineParts* parts) {
   std::vector<uint8_t> written;
   for (const auto& flat : parts->flats) {
-    written.push_back(flat->TakeWrittenTo() ? 1 : 0);
+    written.push_back(flat->writes().TakeTakenOver() ? 1 : 0);
   }
   TESSERA_ASSIGN_OR_RETURN(
       const auto all, AllGatherValues(parts->comm.get(), written,
@@ -113,7 +113,8 @@ absl::Status CheckWrites(EngineParts* parts) {
   if (!parts->settings.check_writes) return absl::OkStatus();
   const auto& flats = parts->flats;
   std::vector<uint64_t> written;
-  for (const auto& flat : flats) written.push_back(flat->TakeWritten());
+  for (const auto& flat : flats)
+    written.push_back(flat->writes().TakeFingerprint());
   TESSERA_ASSIGN_OR_RETURN(
       const auto all,
       AllGatherValues(parts->comm.get(), written,

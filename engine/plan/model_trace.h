@@ -12,7 +12,7 @@
 #include "config/config.pb.h"
 #include "engine/parts/settings.h"
 #include "engine/plan/plan.h"
-#include "optim/parameter_groups.h"
+#include "optim/states/parameter_groups.h"
 #include "sharding/partition/partition.h"
 #include "sharding/trace/trace.h"
 

@@ -48,11 +48,11 @@ std::vector<UnitRow> UnitRows(const EngineParts& parts,
       unit.gradients += parts.gradients->of(i).resident_bytes();
     }
     if (parts.optimizer != nullptr && flat.trainable()) {
-      const int number = static_cast<int>(i);
-      for (const TieredBuffer& state : parts.optimizer->states(number)) {
+      for (const TieredBuffer& state : flat.states().moments()) {
         unit.optimizer += state.resident_bytes();
       }
-      for (const ShapedState& state : parts.optimizer->shaped_states(number)) {
+      for (const ShapedState& state :
+           parts.optimizer->states().factored(i).all()) {
         unit.optimizer += static_cast<int64_t>(state.values.nbytes());
       }
     }

@@ -166,7 +166,7 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
     ++step_backwards_;
   } else {
     losses_dropped_ = losses_dropped_ || (micro_batch.reduce && !reduced_);
-    if (parts_->optimizer != nullptr) parts_->optimizer->DropEarly();
+    if (parts_->optimizer != nullptr) parts_->optimizer->early().Drop();
   }
   return status;
 }
@@ -278,7 +278,7 @@ void Trainer::ReportOffload() {
                              disk.writing,
                              stream.computing,
                              stream.stalled,
-                             parts_->optimizer->early_units()};
+                             parts_->optimizer->early().units()};
   const OffloadReport before = std::exchange(offload_, now);
   report_.offload = {now.bytes_read - before.bytes_read,
                      now.bytes_written - before.bytes_written,
@@ -321,7 +321,7 @@ absl::Status Trainer::OptimizerStep() {
 }
 
 void Trainer::EndStep() {
-  if (parts_->optimizer != nullptr) parts_->optimizer->DropEarly();
+  if (parts_->optimizer != nullptr) parts_->optimizer->early().Drop();
   parts_->gradients->Zero();
   has_backward_ = autocast_seen_ = false;
   parts_->weighted.reset();

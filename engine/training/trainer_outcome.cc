@@ -60,7 +60,7 @@ void Trainer::Report(const ShardedStepResult& result) {
 
 // Units are stepped as their gradients come, where this backward is to be the
 // step's last, and the step may be foreseen: gradients are divided by what is
-// known, and not clipped (optim/sharded_optimizer_early.cc). What changes
+// known, and not clipped (optim/early_steps.h). What changes
 // gradients where they lie, for all of them or for a group, cannot be: the
 // factor of the step would not tell. After a step that
 // was not as expected none is, since what is made twice takes twice the disk's
@@ -69,10 +69,10 @@ void Trainer::StepEarly(const BackwardOptions& options,
                         MicroBatch* micro_batch) {
   ShardedOptimizer* const optimizer = parts_->optimizer.get();
   if (optimizer == nullptr) return;
-  optimizer->DropEarly();  // of a Backward before this one
+  optimizer->early().Drop();  // of a Backward before this one
   const ShardedStepOptions& step = parts_->settings.step;
   const bool may = parts_->settings.offload.early_step &&
-                   !step.changes_gradients() && optimizer->MayStepEarly();
+                   !step.changes_gradients() && optimizer->early().MayStart();
   const bool last =
       micro_steps_ + 1 == parts_->config.gradient_accumulation_steps() &&
       !has_backward_ && !options.more_losses && micro_batch->reduce;
@@ -83,8 +83,8 @@ void Trainer::StepEarly(const BackwardOptions& options,
   if (!foreseen_.value_or(parts_->settings.step.max_norm <= 0)) return;
   micro_batch->reduced = [this, with = ScheduledOptions(*parts_, step_),
                           factor = 1 / parts_->divisor()](size_t flat) {
-    parts_->optimizer->StartEarly(flat, &parts_->gradients->of(flat), with,
-                                  factor);
+    parts_->optimizer->early().Start(flat, &parts_->gradients->of(flat), with,
+                                     factor);
   };
 }
 
@@ -145,7 +145,7 @@ void Trainer::Settle() {
     return;
   }
   Report(*result);
-  if (result->skipped) parts_->optimizer->Uncount();
+  if (result->skipped) parts_->optimizer->counts().Uncount();
   untold_ = JudgeOutcome();
 }
 

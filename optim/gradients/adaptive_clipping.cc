@@ -166,7 +166,8 @@ Part MeasuredPart(const FlatParameter& flat, size_t in_flat, Range mine,
     return owned.narrow(0, mine.begin - flat.owned().begin, mine.numel());
   };
   const int64_t first = p.storage_offset + part.elements.begin;
-  const std::vector<NormSum> weights = SumsOf(in(flat.masters()), first, part);
+  const std::vector<NormSum> weights =
+      SumsOf(in(flat.states().value().View()), first, part);
   const std::vector<NormSum> gradient = SumsOf(in(gradients), first, part);
   for (size_t i = 0; i < weights.size(); ++i) {
     const int64_t unit = part.first_unit + static_cast<int64_t>(i);
@@ -203,8 +204,7 @@ absl::StatusOr<Parts> Measure(const Flats& flats,
     }
     if (mine.empty()) continue;
     TESSERA_ASSIGN_OR_RETURN(const Raised raised, gradient.Raise());
-    TESSERA_ASSIGN_OR_RETURN(const Raised masters,
-                             Raised::Of(flat.masters_buffer()));
+    TESSERA_ASSIGN_OR_RETURN(const Raised masters, flat.states().RaiseValue());
     const at::Tensor owned = gradient.owned();
     for (const auto& [i, range] : mine) {
       parts[u].push_back(MeasuredPart(flat, i, range, owned, options));

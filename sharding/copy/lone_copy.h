@@ -10,7 +10,6 @@
 #define SHARDING_COPY_LONE_COPY_H_
 
 #include <atomic>
-#include <memory>
 
 #include "sharding/copy/sharded_copy.h"
 
@@ -18,8 +17,9 @@ namespace tessera {
 
 class LoneCopy : public GatheredCopy {
  public:
-  static absl::StatusOr<std::unique_ptr<WorkingCopy>> Make(
-      const FlatDescription* flat, std::atomic<int64_t>* live);
+  LoneCopy(const FlatDescription* flat, ShardStates* states,
+           std::atomic<int64_t>* live)
+      : GatheredCopy(flat, states, Traits(), live) {}
 
   // The values of before are nowhere else.
   absl::Status Save() override;
@@ -27,7 +27,6 @@ class LoneCopy : public GatheredCopy {
   void DropSaved() override { saved_.Reset(); }
 
  private:
-  using GatheredCopy::GatheredCopy;
   absl::StatusOr<FlatBuffer> AllocateWhole() override;
   absl::StatusOr<CommFuture> Launch() override;
 };

@@ -9,15 +9,17 @@
 namespace tessera {
 
 absl::StatusOr<std::unique_ptr<WorkingCopy>> ReplicatedCopy::Make(
-    const FlatDescription* flat) {
+    const FlatDescription* flat, ShardStates* states) {
   Traits traits;
   traits.publishes =
       flat->stage().sharded_optimizer && flat->communicator()->world_size() > 1;
   traits.resident_numel = flat->layout().whole_numel();
-  auto copy = std::unique_ptr<ReplicatedCopy>(new ReplicatedCopy(flat, traits));
+  auto copy =
+      std::unique_ptr<ReplicatedCopy>(new ReplicatedCopy(flat, states, traits));
   TESSERA_ASSIGN_OR_RETURN(
       FlatBuffer whole, copy->Allocate(traits.resident_numel,
                                        MemoryKind::kParameters, Fill::kZero));
+  states->SetWorking(whole.Part(flat->owned()));
   copy->SetWhole(std::move(whole));
   return copy;
 }

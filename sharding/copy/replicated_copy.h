@@ -12,9 +12,8 @@ namespace tessera {
 class ReplicatedCopy : public WorkingCopy {
  public:
   static absl::StatusOr<std::unique_ptr<WorkingCopy>> Make(
-      const FlatDescription* flat);
+      const FlatDescription* flat, ShardStates* states);
 
-  at::Tensor Owned() const override { return whole().View(flat_.owned()); }
   void Take(Range slot, const at::Tensor& values) override;
   void Publish(CommFuture updated) override;
   // Nothing else holds the values of before: the owners' parts are here, too.

@@ -29,33 +29,18 @@ absl::Status CopyHere(const at::Tensor& from, const at::Tensor& to) {
 
 }  // namespace
 
-ShardedCopy::ShardedCopy(const FlatDescription* flat, Traits traits,
-                         std::atomic<int64_t>* live)
-    : WorkingCopy(flat,
+ShardedCopy::ShardedCopy(const FlatDescription* flat, ShardStates* states,
+                         Traits traits, std::atomic<int64_t>* live)
+    : WorkingCopy(flat, states,
                   [&] {
                     traits.can_be_freed = true;
                     return traits;
                   }()),
       live_(live) {}
 
-absl::Status ShardedCopy::AllocateShard() {
-  const FlatParameterOptions& options = flat_.options();
-  TESSERA_ASSIGN_OR_RETURN(
-      shard_, TieredBuffer::Allocate(
-                  flat_.layout().shard_numel(), flat_.dtype(), flat_.device(),
-                  MemoryKind::kParameters, options.PlaceOf(options.parameters),
-                  absl::StrCat("parameters of unit ", flat_.name())));
-  return absl::OkStatus();
-}
-
-void ShardedCopy::Take(Range slot, const at::Tensor& values) {
-  TakeOwned(slot, values, shard_.View());
-}
-
 void ShardedCopy::Drop() {
   if (whole().defined()) DropWhole();
-  saved_.Reset();
-  shard_.Reset();
+  WorkingCopy::Drop();
 }
 
 // Memory for the whole copy, and for what will be left of it: a rank to which
@@ -108,16 +93,17 @@ absl::Status ShardedCopy::PrepareReceive() {
   return MakeWhole();
 }
 
-absl::StatusOr<std::unique_ptr<WorkingCopy>> GatheredCopy::Make(
-    const FlatDescription* flat, std::atomic<int64_t>* live) {
-  Traits traits;
-  traits.gathers_together = true;
-  traits.keeps_secondary = flat->options().reshard_group != nullptr;
-  auto copy =
-      std::unique_ptr<GatheredCopy>(new GatheredCopy(flat, traits, live));
-  TESSERA_RETURN_IF_ERROR(copy->AllocateShard());
-  return copy;
-}
+GatheredCopy::GatheredCopy(const FlatDescription* flat, ShardStates* states,
+                           std::atomic<int64_t>* live)
+    : GatheredCopy(
+          flat, states,
+          [&] {
+            Traits traits;
+            traits.gathers_together = true;
+            traits.keeps_secondary = flat->options().reshard_group != nullptr;
+            return traits;
+          }(),
+          live) {}
 
 absl::StatusOr<CommFuture> GatheredCopy::Launch() {
   const bool near = secondary_holds_;
@@ -132,12 +118,12 @@ absl::StatusOr<CommFuture> GatheredCopy::Launch() {
   if (updated_.Done() && updated_.Wait().ok() && flat_.device().is_cpu()) {
     updated_ = CommFuture();
   }
-  if (shard_.on_disk()) return LaunchFromDisk(std::move(tag));
-  if (shard_.on_host()) return LaunchFromHost(std::move(tag));
+  if (shard().on_disk()) return LaunchFromDisk(std::move(tag));
+  if (shard().on_host()) return LaunchFromHost(std::move(tag));
   if (updated_.valid()) {
     tag.ready = [updated = updated_] { return updated.Wait(); };
   }
-  return flat_.communicator()->AllGather(shard_.memory().Bytes(),
+  return flat_.communicator()->AllGather(shard().memory().Bytes(),
                                          whole().Bytes(), std::move(tag));
 }
 
@@ -145,9 +131,9 @@ absl::StatusOr<CommFuture> GatheredCopy::Launch() {
 // read goes to its place itself.
 absl::StatusOr<at::Tensor> GatheredCopy::MakeLanding() const {
   if (flat_.device().is_cpu()) return at::Tensor();
-  return CatchTorch(shard_.what(), [&] {
+  return CatchTorch(shard().what(), [&] {
     return at::empty(
-        {shard_.numel()},
+        {shard().numel()},
         at::TensorOptions(flat_.dtype()).device(at::kCPU).pinned_memory(true));
   });
 }
@@ -164,11 +150,11 @@ absl::StatusOr<CommFuture> GatheredCopy::LaunchFromDisk(CommTag tag) {
                                         : whole().data(owned.begin);
   Reading reading;
   UpdateStream* const stream = flat_.options().stream.get();
-  if (stream != nullptr) reading.fetch = stream->StartFetch(shard_, place);
+  if (stream != nullptr) reading.fetch = stream->StartFetch(shard(), place);
   if (reading.fetch == nullptr) {
     TESSERA_RETURN_IF_ERROR(updated_.Wait());
-    reading.read = shard_.disk()->ReadUrgent(shard_.extent(), 0, place,
-                                             shard_.bytes(), shard_.what());
+    reading.read = shard().disk()->ReadUrgent(shard().extent(), 0, place,
+                                              shard().bytes(), shard().what());
   }
   landing_ = landing;
   reading_ = reading;
@@ -187,7 +173,7 @@ absl::StatusOr<CommFuture> GatheredCopy::LaunchFromDisk(CommTag tag) {
 absl::StatusOr<CommFuture> GatheredCopy::LaunchFromHost(CommTag tag) {
   if (flat_.communicator()->world_size() == 1) return CopyFromHost();
   const Range owned = flat_.owned();
-  tag.ready = [updated = updated_, shard = &shard_,
+  tag.ready = [updated = updated_, shard = &shard(),
                to = whole().View(owned)]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(updated.Wait());
     TorchScope scope;
@@ -205,7 +191,7 @@ absl::StatusOr<CommFuture> GatheredCopy::CopyFromHost() {
   const c10::StreamGuard guard(SideStream(flat_.device()));
   allocated.Order();
   TESSERA_RETURN_IF_ERROR(
-      shard_.CopyTo({0, shard_.numel()}, whole().View(flat_.owned())));
+      shard().CopyTo({0, shard().numel()}, whole().View(flat_.owned())));
   end.result = StreamPoint::Now(flat_.device());
   return DoneFuture(std::move(end));
 }
@@ -259,13 +245,6 @@ void GatheredCopy::Drop() {
   ShardedCopy::Drop();
 }
 
-absl::StatusOr<std::unique_ptr<WorkingCopy>> ServedCopy::Make(
-    const FlatDescription* flat, std::atomic<int64_t>* live) {
-  auto copy = std::unique_ptr<ServedCopy>(new ServedCopy(flat, Traits(), live));
-  TESSERA_RETURN_IF_ERROR(copy->AllocateShard());
-  return copy;
-}
-
 // Its own shard is read at once.
 absl::StatusOr<CommFuture> ServedCopy::Launch() {
   TESSERA_RETURN_IF_ERROR(updated_.Wait());
@@ -276,12 +255,12 @@ absl::StatusOr<CommFuture> ServedCopy::Launch() {
 
 void ServedCopy::Offer() {
   flat_.options().served->Offer(flat_.options().served_key,
-                                shard_.memory().Bytes());
+                                shard().memory().Bytes());
 }
 
 // Others may be reading the shard, and go on until they have stopped, too.
 void ServedCopy::Drop() {
-  flat_.options().served->Keep(shard_.TakeMemory());
+  flat_.options().served->Keep(shard().TakeMemory());
   ShardedCopy::Drop();
 }
 

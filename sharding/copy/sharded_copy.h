@@ -8,7 +8,6 @@
 #include <memory>
 
 #include "offload/disk/swap_file.h"
-#include "offload/tiered_buffer.h"
 #include "offload/update_stream.h"
 #include "sharding/copy/working_copy.h"
 
@@ -17,9 +16,6 @@ namespace tessera {
 // What the two of them have in common.
 class ShardedCopy : public WorkingCopy {
  public:
-  at::Tensor Owned() const override { return shard_.View(); }
-  TieredBuffer* OwnedBuffer() override { return &shard_; }
-  void Take(Range slot, const at::Tensor& values) override;
   void Drop() override;
   absl::Status StartGather() override;
   absl::Status Settle() override;
@@ -28,9 +24,8 @@ class ShardedCopy : public WorkingCopy {
   absl::Status PrepareReceive() override;
 
  protected:
-  ShardedCopy(const FlatDescription* flat, Traits traits,
+  ShardedCopy(const FlatDescription* flat, ShardStates* states, Traits traits,
               std::atomic<int64_t>* live);
-  absl::Status AllocateShard();
   // The gather itself, to whole(). On an error nothing was started.
   virtual absl::StatusOr<CommFuture> Launch() = 0;
   // Memory for what Free will leave besides the shard.
@@ -38,7 +33,6 @@ class ShardedCopy : public WorkingCopy {
   // Memory that whole() is to be.
   virtual absl::StatusOr<FlatBuffer> AllocateWhole();
 
-  TieredBuffer shard_;  // [S]
   CommFuture updated_;  // of the shard; Launch comes after it
 
  private:
@@ -54,8 +48,8 @@ class ShardedCopy : public WorkingCopy {
 // from there.
 class GatheredCopy : public ShardedCopy {
  public:
-  static absl::StatusOr<std::unique_ptr<WorkingCopy>> Make(
-      const FlatDescription* flat, std::atomic<int64_t>* live);
+  GatheredCopy(const FlatDescription* flat, ShardStates* states,
+               std::atomic<int64_t>* live);
 
   void Drop() override;
   absl::Status Settle() override;
@@ -63,7 +57,9 @@ class GatheredCopy : public ShardedCopy {
   void DropSecondary() override;
 
  protected:
-  using ShardedCopy::ShardedCopy;
+  GatheredCopy(const FlatDescription* flat, ShardStates* states, Traits traits,
+               std::atomic<int64_t>* live)
+      : ShardedCopy(flat, states, traits, live) {}
   absl::StatusOr<CommFuture> Launch() override;
 
  private:
@@ -90,15 +86,15 @@ class GatheredCopy : public ShardedCopy {
 // (sharding/copy/served_gathers.h).
 class ServedCopy : public ShardedCopy {
  public:
-  static absl::StatusOr<std::unique_ptr<WorkingCopy>> Make(
-      const FlatDescription* flat, std::atomic<int64_t>* live);
+  ServedCopy(const FlatDescription* flat, ShardStates* states,
+             std::atomic<int64_t>* live)
+      : ShardedCopy(flat, states, Traits(), live) {}
 
   void Offer() override;
   void Drop() override;
   bool MustStay(bool written) const override { return written; }
 
  private:
-  using ShardedCopy::ShardedCopy;
   absl::StatusOr<CommFuture> Launch() override;
 };
 

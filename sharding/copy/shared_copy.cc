@@ -24,19 +24,21 @@ std::string FaultMessage(const std::string& parameter,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<WorkingCopy>> SharedCopy::Make(
-    const FlatDescription* flat) {
+    const FlatDescription* flat, ShardStates* states) {
   Traits traits;
   traits.shared = true;
   traits.resident_numel = flat->layout().shard_numel();
-  auto copy = std::unique_ptr<SharedCopy>(new SharedCopy(flat, traits));
+  auto copy = std::unique_ptr<SharedCopy>(new SharedCopy(flat, states, traits));
   const FlatParameterOptions& options = flat->options();
   const char* const read = options.shared->readable() + options.shared_offset;
   char* const write = options.shared->writable() + options.shared_offset;
   const auto item = static_cast<int64_t>(c10::elementSize(flat->dtype()));
   const Range owned = flat->owned();
   TESSERA_ASSIGN_OR_RETURN(
-      copy->owned_, FlatBuffer::Over(write + owned.begin * item, owned.numel(),
-                                     flat->dtype(), MemoryKind::kParameters));
+      FlatBuffer shard,
+      FlatBuffer::Over(write + owned.begin * item, owned.numel(), flat->dtype(),
+                       MemoryKind::kParameters));
+  states->SetWorking(std::move(shard));  // the others write theirs
   std::vector<WriteFaults::Piece> pieces;
   for (const FlatDescription::Parameter& p : flat->parameters()) {
     pieces.push_back({read + p.range.begin * item, read + p.range.end * item,
@@ -55,15 +57,10 @@ void SharedCopy::ReadShared() {
   SetWhole(*std::move(whole));  // not counted, so not refused
 }
 
-void SharedCopy::Take(Range slot, const at::Tensor& values) {
-  TakeOwned(slot, values, owned_.View());  // the others write theirs
-}
-
 void SharedCopy::Drop() {
   WorkingCopy::Drop();
   private_ = false;
   write_faults_ = nullptr;
-  owned_.Reset();
 }
 
 void SharedCopy::Free() {

@@ -17,10 +17,8 @@ namespace tessera {
 class SharedCopy : public WorkingCopy {
  public:
   static absl::StatusOr<std::unique_ptr<WorkingCopy>> Make(
-      const FlatDescription* flat);
+      const FlatDescription* flat, ShardStates* states);
 
-  at::Tensor Owned() const override { return owned_.View(); }
-  void Take(Range slot, const at::Tensor& values) override;
   void Drop() override;
   void Free() override;
   void Publish(CommFuture /*updated*/) override {}
@@ -34,7 +32,6 @@ class SharedCopy : public WorkingCopy {
   // whole() is what all ranks read.
   void ReadShared();
 
-  FlatBuffer owned_;      // the owned part of the mapping to be written to
   bool private_ = false;  // whole() is memory of this rank's own
   std::unique_ptr<WriteFaults> write_faults_;
 };

@@ -12,9 +12,10 @@
 namespace tessera {
 
 absl::StatusOr<std::unique_ptr<WorkingCopy>> WorkingCopy::Make(
-    const FlatDescription* flat, std::atomic<int64_t>* live) {
+    const FlatDescription* flat, ShardStates* states,
+    std::atomic<int64_t>* live) {
   const FlatParameterOptions& options = flat->options();
-  if (options.shared != nullptr) return SharedCopy::Make(flat);
+  if (options.shared != nullptr) return SharedCopy::Make(flat, states);
   // Who is alone has nothing to gather: its shard is the whole copy, which a
   // gather would only copy, unless it is elsewhere. On the CPU a program of one
   // rank is shown all the same what it would be with more of them; with freed
@@ -23,11 +24,17 @@ absl::StatusOr<std::unique_ptr<WorkingCopy>> WorkingCopy::Make(
                      options.parameters == Tier::kMemory;
   const bool on_cpu = flat->device().is_cpu();
   if (!options.stage.sharded_parameters || (alone && !on_cpu)) {
-    return ReplicatedCopy::Make(flat);
+    return ReplicatedCopy::Make(flat, states);
   }
-  if (alone && !PoisonsOnFree()) return LoneCopy::Make(flat, live);
-  if (options.served != nullptr) return ServedCopy::Make(flat, live);
-  return GatheredCopy::Make(flat, live);
+  TESSERA_RETURN_IF_ERROR(states->Add(ShardStates::kWorking, flat->dtype(),
+                                      options.PlaceOf(options.parameters)));
+  if (alone && !PoisonsOnFree()) {
+    return std::make_unique<LoneCopy>(flat, states, live);
+  }
+  if (options.served != nullptr) {
+    return std::make_unique<ServedCopy>(flat, states, live);
+  }
+  return std::make_unique<GatheredCopy>(flat, states, live);
 }
 
 void WorkingCopy::SetWhole(FlatBuffer whole) {
@@ -36,6 +43,7 @@ void WorkingCopy::SetWhole(FlatBuffer whole) {
 }
 
 void WorkingCopy::Drop() {
+  states_.Drop(ShardStates::kWorking);
   saved_.Reset();
   SetWhole({});
 }
@@ -67,12 +75,12 @@ absl::StatusOr<FlatBuffer> WorkingCopy::Allocate(int64_t numel, MemoryKind kind,
   return FlatBuffer::Allocate(numel, flat_.dtype(), flat_.device(), kind, fill);
 }
 
-void WorkingCopy::TakeOwned(Range slot, const at::Tensor& values,
-                            const at::Tensor& to) {
+void WorkingCopy::Take(Range slot, const at::Tensor& values) {
   const Range owned = flat_.owned();
   const Range mine = Intersect(slot, owned);
   if (mine.empty()) return;
-  Slice(to, {mine.begin - owned.begin, mine.end - owned.begin})
+  shard()
+      .View({mine.begin - owned.begin, mine.end - owned.begin})
       .copy_(values.narrow(0, mine.begin - slot.begin, mine.numel()));
 }
 

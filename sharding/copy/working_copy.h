@@ -31,7 +31,7 @@
 #include "absl/status/statusor.h"
 #include "base/layout/flat_buffer.h"
 #include "comm/communicator.h"
-#include "offload/tiered_buffer.h"
+#include "offload/shard_states.h"
 #include "sharding/copy/flat_description.h"
 
 namespace tessera {
@@ -51,15 +51,17 @@ class WorkingCopy {
     bool keeps_secondary = false;
     // After an update the other ranks' parts have to be fetched (Publish).
     bool publishes = false;
-    // Elements held between uses, where there is no OwnedBuffer.
+    // Elements held between uses of what cannot be freed.
     int64_t resident_numel = 0;
   };
 
   // The strategy that the options ask for, with the memory that it holds
-  // between uses. `flat` outlives it, and so does `live`, which counts the
-  // elements that are whole and can be freed. LOCAL. ResourceExhausted.
+  // between uses; this rank's part of it becomes ShardStates::kWorking of
+  // `states`. `flat` and `states` outlive it, and so does `live`, which counts
+  // the elements that are whole and can be freed. LOCAL. ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<WorkingCopy>> Make(
-      const FlatDescription* flat, std::atomic<int64_t>* live);
+      const FlatDescription* flat, ShardStates* states,
+      std::atomic<int64_t>* live);
   virtual ~WorkingCopy() = default;
   WorkingCopy(const WorkingCopy&) = delete;
   WorkingCopy& operator=(const WorkingCopy&) = delete;
@@ -70,14 +72,10 @@ class WorkingCopy {
   // [P]; undefined while freed. What lies there counts when nothing is on its
   // way to it.
   const FlatBuffer& whole() const { return whole_; }
-  // This rank's part, which the engine reads and writes between uses: [owned].
-  // REQUIRES: OwnedBuffer, if there is one, is in memory or raised.
-  virtual at::Tensor Owned() const = 0;
-  // Where that lies if it may lie on a disk; else null.
-  virtual TieredBuffer* OwnedBuffer() { return nullptr; }
 
-  // The values of one storage, of any dtype: keeps its part of them. LOCAL.
-  virtual void Take(Range slot, const at::Tensor& values) = 0;
+  // The values of one storage, of any dtype: keeps its part of them. REQUIRES:
+  // the working shard is in memory. LOCAL.
+  virtual void Take(Range slot, const at::Tensor& values);
   // All values have been taken: others may read what they need. LOCAL.
   virtual void Offer() {}
   // All memory goes, for good. REQUIRES: nothing is on its way. LOCAL.
@@ -93,13 +91,13 @@ class WorkingCopy {
   // Others may still ask for what a user's write would change: not to be freed.
   virtual bool MustStay(bool /*written*/) const { return false; }
   // Back to what is held between uses: frees the whole copy, or this rank's own
-  // one of shared memory. Owned() has what is to be kept. LOCAL.
+  // one of shared memory. The working shard has what is to be kept. LOCAL.
   virtual void Free() {}
   virtual void DropSecondary() {}
 
-  // Owned() has been updated, or is from the end of `updated` on, if that is
-  // valid: is not read before. Starts to fetch the others' parts. COLLECTIVE
-  // where the traits say `publishes`, ASYNC.
+  // The working shard has been updated, or is from the end of `updated` on, if
+  // that is valid: it is not read before. Starts to fetch the others' parts.
+  // COLLECTIVE where the traits say `publishes`, ASYNC.
   virtual void Publish(CommFuture updated) = 0;
   // Not to be used before `written`, when all ranks have written their part of
   // shared memory; false if none of that is used. LOCAL.
@@ -121,19 +119,20 @@ class WorkingCopy {
   virtual absl::Status PrepareReceive() { return absl::OkStatus(); }
 
  protected:
-  WorkingCopy(const FlatDescription* flat, Traits traits)
-      : flat_(*flat), traits_(traits) {}
+  WorkingCopy(const FlatDescription* flat, ShardStates* states, Traits traits)
+      : flat_(*flat), states_(*states), traits_(traits) {}
 
   void SetWhole(FlatBuffer whole);
   absl::StatusOr<FlatBuffer> Allocate(int64_t numel, MemoryKind kind,
                                       Fill fill) const;
-  // Copies the owned part of one storage's values to `to`, [owned].
-  void TakeOwned(Range slot, const at::Tensor& values, const at::Tensor& to);
   // Save and Restore of copies whose values are nowhere else.
   absl::Status SaveWhole();
   void RestoreWhole();
 
+  TieredBuffer& shard() const { return states_.At(ShardStates::kWorking); }
+
   const FlatDescription& flat_;
+  ShardStates& states_;
   const Traits traits_;
   std::optional<CommFuture> arriving_;
   FlatBuffer saved_;  // [P]: what RestoreWhole gives back

@@ -165,7 +165,7 @@ bool PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
         held->pins.Add(owned.flat);
         NoteUnitUse(owned.flat->memory_unit(owned.slot));
         PrepareWrites(info, stack, i, t, owned, &held->undeclared);
-        if (outside) owned.flat->MarkUsedWithoutGrad();
+        if (outside) owned.flat->used_without_grad() = true;
         casts_inputs |= owned.flat->cast_inputs();
       });
   return casts_inputs;

@@ -30,12 +30,12 @@ void UndeclaredWrites::Watch(const std::shared_ptr<FlatParameter>& flat) {
       std::any_of(watched_.begin(), watched_.end(),
                   [&](const Watched& w) { return w.flat == flat; });
   if (known) return;
-  watched_.push_back({flat, flat->writes_prepared(), PrintsOf(*flat)});
+  watched_.push_back({flat, flat->writes().prepared(), PrintsOf(*flat)});
 }
 
 void UndeclaredWrites::Check(const std::string& name) const {
   for (const Watched& w : watched_) {
-    if (w.flat->writes_prepared() != w.writes) continue;
+    if (w.flat->writes().prepared() != w.writes) continue;
     const std::vector<uint64_t> now = PrintsOf(*w.flat);
     for (size_t i = 0; i < now.size(); ++i) {
       if (now[i] == w.prints[i]) continue;

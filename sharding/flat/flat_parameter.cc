@@ -1,6 +1,5 @@
 #include "sharding/flat/flat_parameter.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,156 +11,57 @@
 
 namespace tessera {
 
-absl::StatusOr<TieredBuffer> FlatParameter::AllocateMasters() const {
-  return TieredBuffer::Allocate(owned().numel(), master_dtype(), device(),
-                                MemoryKind::kParameters,
-                                options().PlaceOf(options().states),
-                                absl::StrCat("masters of unit ", name()));
+namespace {
+
+// Bytes that are held while the flat is whole. None where what is whole is the
+// shard itself (sharding/copy/lone_copy.h).
+int64_t GatheredBytes(const WorkingCopy& copy, const ShardStates& states) {
+  if (!copy.traits().can_be_freed || !copy.whole().defined()) return 0;
+  const FlatBuffer& shard = states.At(ShardStates::kWorking).memory();
+  return shard.data() == copy.whole().data() ? 0 : copy.whole().bytes();
 }
 
-absl::Status FlatParameter::MakeMasters() {
-  TorchScope scope;
-  absl::MutexLock lock(&mutex_);
-  if (!separate_masters() || master_.defined()) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(TieredBuffer made, AllocateMasters());
-  {
-    TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(&made));
-    TESSERA_ASSIGN_OR_RETURN(const Raised working,
-                             Raised::Of(copy_->OwnedBuffer()));
-    kept_.Order();
-    made.View().copy_(copy_->Owned());
-    kept_ = StreamPoint::Now(device());
-    TESSERA_RETURN_IF_ERROR(raised.Commit());
-  }
-  master_ = std::move(made);
-  return absl::OkStatus();
-}
-
-void FlatParameter::DropMasters() {
-  absl::MutexLock lock(&mutex_);
-  if (!trainable()) master_.Reset();
-}
+}  // namespace
 
 // What was written must be kept before the whole copy goes, and the storages
 // must lie nowhere before its memory does.
 void FlatParameter::Free() {
   const TraceScope trace(TraceTrack::kFree, "free", name());
-  if (dirty_.exchange(false)) WriteBack();
+  if (writes_.TakeDirty()) WriteBack();
   if (traits_.can_be_freed) {
     storages_.Unpoint();
     uses_.Use();  // a part of it may be kept
     uses_.Keep(copy_->whole().View());
   }
   copy_->Free();
-  if (traits_.keeps_secondary) kept_ = StreamPoint::Now(device());
+  if (traits_.keeps_secondary) states_->SetChanged();
   storages_.Follow(copy_->whole());
   free_when_unpinned_ = false;
 }
 
-// What the user wrote into the working copy goes to its owner's part, and into
-// the master where the working copy is no longer the master rounded: a master
-// keeps the bits that the working copy cannot hold.
+// What the user wrote into the working copy goes to its owner's part.
 void FlatParameter::WriteBack() {
   TorchScope scope;
   uses_.OrderAfter();
-  kept_.Order();
-  written_to_ = true;
+  states_->Order();
   const FlatBuffer& whole = copy_->whole();
-  placed_writes_.Close(*this, whole);
-  if (options().check_writes) {
-    const at::Tensor bytes = whole.Bytes().cpu();
-    written_ =
-        written_ * 31 + Fingerprint(bytes.const_data_ptr(),
-                                    static_cast<int64_t>(bytes.nbytes()));
-  }
-  not_written_.Update(WriteBackOwned(whole.View(owned())));
-  kept_ = StreamPoint::Now(device());
-}
-
-absl::Status FlatParameter::WriteBackOwned(const at::Tensor& mine) {
-  if (options().stream != nullptr) {
-    TESSERA_RETURN_IF_ERROR(AwaitUpdate());
-    TESSERA_RETURN_IF_ERROR(options().stream->Drain());  // early ones, too
-    options().stream->BeforeWrite();
-  }
-  if (master_.defined()) TESSERA_RETURN_IF_ERROR(WriteBackToMasters(mine));
-  TieredBuffer* const buffer = copy_->OwnedBuffer();
-  if (buffer != nullptr && buffer->elsewhere()) {
-    return buffer->CopyFrom({0, buffer->numel()}, mine);
-  }
-  const at::Tensor kept = copy_->Owned();
-  if (kept.const_data_ptr() != mine.const_data_ptr()) kept.copy_(mine);
-  return absl::OkStatus();
-}
-
-// Piece by piece, of masters that lie elsewhere, too: a write must not need
-// memory for all of them.
-absl::Status FlatParameter::WriteBackToMasters(const at::Tensor& mine) {
-  constexpr int64_t kChunk = 1 << 20;
-  const auto item = c10::elementSize(dtype());
-  const at::ScalarType bits = item == 2   ? at::kShort
-                              : item == 4 ? at::kInt
-                                          : at::kLong;
-  FlatBuffer raised;
-  if (master_.elsewhere()) {
-    TESSERA_ASSIGN_OR_RETURN(
-        raised,
-        FlatBuffer::Allocate(std::min(kChunk, owned().numel()), master_dtype(),
-                             device(), MemoryKind::kWorking, Fill::kNone));
-  }
-  for (int64_t at = 0; at < owned().numel(); at += kChunk) {
-    const int64_t n = std::min(kChunk, owned().numel() - at);
-    const at::Tensor working = mine.narrow(0, at, n);
-    at::Tensor master;
-    if (master_.elsewhere()) {
-      master = raised.View({0, n});
-      TESSERA_RETURN_IF_ERROR(master_.CopyTo({at, at + n}, master));
-    } else {
-      master = master_.View().narrow(0, at, n);
-    }
-    const at::Tensor changed =
-        master.to(dtype()).view(bits).ne(working.view(bits));
-    master.copy_(at::where(changed, working.to(master_dtype()), master));
-    if (!master_.elsewhere()) continue;
-    TESSERA_RETURN_IF_ERROR(master_.CopyFrom({at, at + n}, master));
-  }
-  return absl::OkStatus();
-}
-
-// Of this flat: computed; of all on its disk: written. Early updates go on.
-absl::Status FlatParameter::AwaitUpdate() {
-  absl::Status status = updated_.Wait();
-  if (options().stream != nullptr) {
-    status.Update(options().stream->DrainKept());
-  }
-  if (!updated_.valid()) return status;
-  kept_.Order();
-  kept_ = StreamPoint::Now(device());  // another stream may be the next
-  if (status.ok()) updated_ = CommFuture();
-  return status;
-}
-
-uint64_t FlatParameter::TakeWritten() {
-  absl::MutexLock lock(&mutex_);
-  return std::exchange(written_, 0);
+  writes_.TakeOver(*this, whole);
+  not_written_.Update(states_->TakeWorking(whole.View(owned())));
+  states_->SetChanged();
 }
 
 void FlatParameter::NotePlacedWrite(int slot, const std::string& op) {
   absl::MutexLock lock(&mutex_);
   if (life_ != Life::kOwned) return;
-  placed_writes_.Note(*this, copy_->whole(), slot, op);
-  has_placed_writes_ = true;
+  writes_.NotePlaced(*this, copy_->whole(), slot, op);
 }
 
 std::string FlatParameter::TakePlacedWrites() {
-  if (!has_placed_writes_) return "";
+  if (!writes_.has_placed()) return "";
   absl::MutexLock lock(&mutex_);
-  has_placed_writes_ = false;
-  if (life_ == Life::kOwned && copy_->whole().defined()) {
-    uses_.OrderAfter();
-    placed_writes_.Close(*this, copy_->whole());
-  }
-  return placed_writes_.Take(*this);
+  const bool lies_there = life_ == Life::kOwned && copy_->whole().defined();
+  if (lies_there) uses_.OrderAfter();
+  return writes_.TakePlaced(*this, lies_there ? &copy_->whole() : nullptr);
 }
 
 absl::Status FlatParameter::Pin() {
@@ -194,7 +94,7 @@ void FlatParameter::Unpin() {
   --pins_;
   if (pins_ > 0 || !copy_->whole().defined()) return;
   if ((free_when_unpinned_ || schedule_->free_after_use()) &&
-      !copy_->MustStay(dirty_)) {
+      !copy_->MustStay(writes_.dirty())) {
     Free();
     return;
   }
@@ -212,9 +112,8 @@ absl::Status FlatParameter::Gather() {
 }
 
 absl::Status FlatParameter::LaunchGather(bool ahead) {
-  gather_begun_ = TraceRecords() ? TraceNow() : 0;
-  gathered_ahead_ = ahead;
-  kept_.Order();  // what is gathered
+  gather_trace_.Begin(ahead);
+  states_->Order();  // what is gathered
   return copy_->StartGather();
 }
 
@@ -223,28 +122,11 @@ absl::Status FlatParameter::LaunchGather(bool ahead) {
 absl::Status FlatParameter::Settle() {
   if (!copy_->arriving()) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(copy_->Settle());
-  if (gather_begun_ != 0) TraceGather();
+  gather_trace_.End(name(), GatheredBytes(*copy_, *states_));
   uses_.SetReady();
   storages_.Show(copy_->whole());
-  ready_ = counts_pins_only();
+  ready_ = !traits_.can_be_freed && device().is_cpu();  // a pin only counts
   return absl::OkStatus();
-}
-
-// From its start until its values are taken.
-void FlatParameter::TraceGather() {
-  const int64_t bytes = GatheredBytes();
-  if (bytes > 0) {
-    AddTraceSpan({TraceTrack::kGather, absl::StrCat("gather ", name()),
-                  gather_begun_, TraceNow(), name(), bytes,
-                  gathered_ahead_ ? "\"ahead\":true" : "\"ahead\":false"});
-  }
-  gather_begun_ = 0;
-}
-
-// The next pin takes the lock, and waits.
-void FlatParameter::HideUntilSettled() {
-  storages_.Hide();
-  ready_ = false;
 }
 
 void FlatParameter::StartGather(bool ahead) {
@@ -252,9 +134,9 @@ void FlatParameter::StartGather(bool ahead) {
   if (!blocked_.ok()) return;  // the others do not gather it either
   // Alone, the gather is made by this call, which would wait for the update,
   // but for what comes from a disk.
-  const TieredBuffer* const shard = copy_->OwnedBuffer();
-  const bool from_disk = shard != nullptr && shard->on_disk();
-  if (!updated_.Done() && !from_disk && communicator()->world_size() == 1) {
+  const bool from_disk = states_->At(ShardStates::kWorking).on_disk();
+  if (!states_->updated().Done() && !from_disk &&
+      communicator()->world_size() == 1) {
     return;
   }
   if (life_ == Life::kOwned && !copy_->whole().defined()) {
@@ -265,7 +147,7 @@ void FlatParameter::StartGather(bool ahead) {
 bool FlatParameter::TryFree() {
   absl::MutexLock lock(&mutex_);
   if (!traits_.can_be_freed || !copy_->whole().defined()) return true;
-  if (pins_ > 0 || copy_->MustStay(dirty_)) return false;
+  if (pins_ > 0 || copy_->MustStay(writes_.dirty())) return false;
   failed_.Update(Settle());
   if (copy_->whole().defined()) Free();
   return true;
@@ -284,9 +166,9 @@ void FlatParameter::DropSecondary() {
 }
 
 absl::Status FlatParameter::PrepareWrite() {
-  writes_prepared_.fetch_add(1, std::memory_order_relaxed);
+  writes_.Prepare();
   if (!traits_.shared) {
-    dirty_.store(true, std::memory_order_relaxed);
+    writes_.SetDirty(true);
     return absl::OkStatus();
   }
   absl::MutexLock lock(&mutex_);
@@ -294,7 +176,7 @@ absl::Status FlatParameter::PrepareWrite() {
   TESSERA_RETURN_IF_ERROR(Settle());
   TESSERA_RETURN_IF_ERROR(copy_->PrepareWrite());
   storages_.Follow(copy_->whole());
-  dirty_ = true;
+  writes_.SetDirty(true);
   return absl::OkStatus();
 }
 
@@ -306,7 +188,7 @@ absl::Status FlatParameter::CheckUpdatable() {
 // Who holds a Use may write at any time: the write would be lost.
 absl::Status FlatParameter::CheckNotHeld() {
   const bool may_be_written =
-      traits_.can_be_freed ? copy_->whole().defined() : dirty_.load();
+      traits_.can_be_freed ? copy_->whole().defined() : writes_.dirty();
   if (pins_ == 0 || !may_be_written) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "[", name(), "] the unit is held whole by a tessera::Use (", pins(),
@@ -315,104 +197,57 @@ absl::Status FlatParameter::CheckNotHeld() {
 
 absl::Status FlatParameter::PrepareUpdate() {
   absl::MutexLock lock(&mutex_);
-  TESSERA_RETURN_IF_ERROR(AwaitUpdate());  // whatever comes of the rest
+  TESSERA_RETURN_IF_ERROR(
+      states_->AwaitUpdate());  // whatever comes of the rest
   TESSERA_RETURN_IF_ERROR(Settle());
   TESSERA_RETURN_IF_ERROR(CheckNotHeld());
   uses_.OrderAfter();
-  kept_.Order();
+  states_->Order();
   if (copy_->whole().defined()) Free();
   return std::exchange(not_written_, absl::OkStatus());
-}
-
-absl::Status FlatParameter::AwaitUpdated() {
-  absl::MutexLock lock(&mutex_);
-  absl::Status status = AwaitUpdate();
-  if (options().stream != nullptr) status.Update(options().stream->Drain());
-  return status;
 }
 
 absl::Status FlatParameter::PublishOwned(bool working_written,
                                          CommFuture updated) {
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
-  updated_ = updated;
-  if (master_.defined() && !working_written && !updated.valid()) {
-    TESSERA_ASSIGN_OR_RETURN(const Raised masters, Raised::Of(&master_));
-    TESSERA_ASSIGN_OR_RETURN(Raised working, Raised::Of(copy_->OwnedBuffer()));
-    copy_->Owned().copy_(master_.View());
-    TESSERA_RETURN_IF_ERROR(working.Commit());
+  states_->SetUpdated(updated);
+  if (!working_written && !updated.valid()) {
+    TESSERA_RETURN_IF_ERROR(states_->RoundMasters());
   }
-  kept_ = StreamPoint::Now(device());
+  states_->SetChanged();
   if (!traits_.can_be_freed) uses_.SetReady();
-  if (traits_.publishes) HideUntilSettled();
+  if (traits_.publishes) {
+    storages_.Hide();
+    ready_ = false;  // the next pin takes the lock, and waits
+  }
   copy_->Publish(std::move(updated));
   if (options().overlap) return absl::OkStatus();
-  return traits_.publishes ? Settle() : updated_.Wait();
+  return traits_.publishes ? Settle() : states_->updated().Wait();
 }
 
 absl::Status FlatParameter::AwaitOthers(const CommFuture& written) {
   if (!traits_.shared) return absl::OkStatus();
   absl::MutexLock lock(&mutex_);
   if (!copy_->Await(written)) return absl::OkStatus();
-  HideUntilSettled();
+  storages_.Hide();
+  ready_ = false;
   return options().overlap ? absl::OkStatus() : Settle();
-}
-
-CommFuture FlatParameter::updated() const {
-  absl::MutexLock lock(&mutex_);
-  return updated_;
-}
-
-at::Tensor FlatParameter::Masters() const {
-  return master_.defined() ? master_.View() : copy_->Owned();
-}
-
-at::Tensor FlatParameter::masters() const {
-  absl::MutexLock lock(&mutex_);
-  kept_.Order();
-  return Masters();
-}
-
-at::ScalarType FlatParameter::dtype_of_masters() const {
-  return master_.defined() ? master_.dtype() : dtype();
-}
-
-TieredBuffer* FlatParameter::masters_buffer() {
-  return master_.defined() ? &master_ : copy_->OwnedBuffer();
-}
-
-TieredBuffer* FlatParameter::separate_working_elsewhere() {
-  TieredBuffer* const shard = copy_->OwnedBuffer();
-  return master_.defined() && shard != nullptr && shard->elsewhere() ? shard
-                                                                     : nullptr;
-}
-
-at::Tensor FlatParameter::separate_working() const {
-  absl::MutexLock lock(&mutex_);
-  return master_.defined() ? copy_->Owned() : at::Tensor();
 }
 
 int64_t FlatParameter::gathered_bytes() const {
   absl::MutexLock lock(&mutex_);
-  return GatheredBytes();
-}
-
-// None where what is whole is the shard itself (sharding/copy/lone_copy.h).
-int64_t FlatParameter::GatheredBytes() const {
-  if (!traits_.can_be_freed || !copy_->whole().defined()) return 0;
-  const TieredBuffer* const shard = copy_->OwnedBuffer();
-  if (shard->memory().data() == copy_->whole().data()) return 0;
-  return copy_->whole().bytes();
+  return GatheredBytes(*copy_, *states_);
 }
 
 int64_t FlatParameter::resident_bytes() const {
   absl::MutexLock lock(&mutex_);
-  const TieredBuffer* const shard = copy_->OwnedBuffer();
   const int64_t working =
-      shard != nullptr ? shard->resident_bytes()
-                       : traits_.resident_numel *
-                             static_cast<int64_t>(c10::elementSize(dtype()));
-  return working + master_.resident_bytes();
+      traits_.can_be_freed
+          ? states_->At(ShardStates::kWorking).resident_bytes()
+          : traits_.resident_numel *
+                static_cast<int64_t>(c10::elementSize(dtype()));
+  return working + states_->At(ShardStates::kMasters).resident_bytes();
 }
 
 }  // namespace tessera

@@ -6,10 +6,11 @@
 //
 //   working  the values that operators compute with
 //            (sharding/copy/working_copy.h: whole always, or when used)
-//   master   the values that the optimizer updates: the owned elements in
-//            float32 where the working dtype has 16 bits, or whatever the
-//            parameters were made in; otherwise the working copy itself.
-//            Perhaps elsewhere (FlatParameterOptions::states)
+//   states   what this rank keeps of the owned elements
+//            (offload/shard_states.h). Masters, which the optimizer updates,
+//            are in float32 where the working dtype has 16 bits, or in whatever
+//            the parameters were made in; otherwise they are the working copy
+//            itself. Perhaps elsewhere (FlatParameterOptions::states)
 //
 // A pin keeps the flat whole: every operator pins all its flats before it runs.
 // What can be freed may be so at any time while it is not pinned
@@ -44,12 +45,13 @@
 #include "base/stream/stream_point.h"
 #include "base/stream/stream_uses.h"
 #include "comm/communicator.h"
-#include "offload/tiered_buffer.h"
+#include "offload/shard_states.h"
 #include "sharding/copy/flat_description.h"
 #include "sharding/copy/working_copy.h"
 #include "sharding/flat/flat_storages.h"
-#include "sharding/flat/placed_writes.h"
+#include "sharding/flat/gather_trace.h"
 #include "sharding/flat/schedule.h"
+#include "sharding/flat/user_writes.h"
 #include "sharding/partition/named_parameter.h"
 
 namespace tessera {
@@ -119,21 +121,16 @@ class FlatParameter final : public FlatDescription,
   // it, this rank gets one of its own until the next update. REQUIRES: pinned.
   // LOCAL. Returns ResourceExhausted.
   absl::Status PrepareWrite();
-  // Calls of PrepareWrite so far.
-  int64_t writes_prepared() const { return writes_prepared_; }
+  UserWrites& writes() { return writes_; }
   // PlacedWrites::Note (sharding/flat/placed_writes.h). REQUIRES: pinned,
   // PrepareWrite. LOCAL.
   void NotePlacedWrite(int slot, const std::string& op);
   // What was written so since the last call, for ComparePlacedWrites. LOCAL.
   std::string TakePlacedWrites();
-  // Says that the flat was used without a graph outside of backward: a
+  // Set while the flat was used without a graph outside of backward: a
   // reentrant checkpoint may bring its gradients late
   // (sharding/gradient/gradients.h).
-  void MarkUsedWithoutGrad() {
-    used_without_grad_.store(true, std::memory_order_relaxed);
-  }
-  void ClearUsedWithoutGrad() { used_without_grad_ = false; }
-  bool used_without_grad() const { return used_without_grad_; }
+  std::atomic<bool>& used_without_grad() { return used_without_grad_; }
 
   // FailedPrecondition if a tessera::Use holds the flat. LOCAL.
   absl::Status CheckUpdatable();
@@ -146,53 +143,19 @@ class FlatParameter final : public FlatDescription,
   // has the flat whole and its optimizer is sharded; ASYNC with
   // FlatParameterOptions::overlap. Where the working copy is shared, the caller
   // says when all have written: AwaitOthers. `working_written`: this rank's
-  // separate_working() holds the masters already. `updated`: the owner's part
-  // is changed, both of it, from the end of this on; nothing uses it before.
+  // working shard holds the masters already. `updated`: done when masters and
+  // working shard have their new values; nothing uses these before.
   absl::Status PublishOwned(bool working_written = false,
                             CommFuture updated = {});
-  // What that was given; invalid once it is known to have ended. LOCAL.
-  CommFuture updated() const;
-  // Waits until the owner's part is changed, and the disk has it; updates that
-  // have been begun early are dropped. LOCAL.
-  absl::Status AwaitUpdated();
   // The flat is not used before `written`: every rank has changed its part of
   // the shared working copy. LOCAL; nothing where it is not shared.
   absl::Status AwaitOthers(const CommFuture& written);
-  // With check_writes: a fingerprint of the values written since the last call,
-  // 0 if none; the same on ranks that wrote the same. LOCAL.
-  uint64_t TakeWritten();
-  // A write of the user's has been taken over since the last call. LOCAL.
-  bool TakeWrittenTo() { return written_to_.exchange(false); }
 
-  // This rank's masters, [owned().numel()]; of master_dtype() where the flat is
-  // trainable or has had MakeMasters, else of dtype(). REQUIRES: PrepareUpdate,
-  // and Raised (offload/tiered_buffer.h) where they lie elsewhere.
-  at::Tensor masters() const;
-  at::ScalarType dtype_of_masters() const;
-  // Where they lie, perhaps elsewhere; null where that is memory of the working
-  // copy.
-  TieredBuffer* masters_buffer() ABSL_NO_THREAD_SAFETY_ANALYSIS;
-  // Where this rank's shard of the working copy lies, perhaps elsewhere; null
-  // where it is part of a whole copy.
-  TieredBuffer* shard_buffer() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    return copy_->OwnedBuffer();
-  }
-  // This rank's part of the working copy, of dtype(), where masters() is
-  // another; else undefined. For who changes the masters and writes both at
-  // once. REQUIRES: PrepareUpdate, before writing; not where it lies elsewhere.
-  at::Tensor separate_working() const;
-  // Where it lies if that is elsewhere; else null.
-  TieredBuffer* separate_working_elsewhere() ABSL_NO_THREAD_SAFETY_ANALYSIS;
-  // This thread's current stream has moved masters or the shard to other
-  // memory. LOCAL.
-  void SetMoved() {
-    absl::MutexLock lock(&mutex_);
-    kept_ = StreamPoint::Now(device());
-  }
-  // For a flat whose parameters were unfrozen. LOCAL. ResourceExhausted.
-  absl::Status MakeMasters();
-  // Back to the state before that. LOCAL.
-  void DropMasters();
+  // This rank's slices: the owned elements of masters, working copy, stored
+  // gradient and moments. The value (ShardStates::value) is of master_dtype()
+  // where the flat is trainable or has been given masters, else of dtype().
+  // REQUIRES for reading or writing them: PrepareUpdate.
+  ShardStates& states() const { return *states_; }
   // Bytes of memory of parameters, masters included, held between uses.
   int64_t resident_bytes() const;
   // And besides, while it is whole.
@@ -213,35 +176,17 @@ class FlatParameter final : public FlatDescription,
                 const FlatParameterOptions& options,
                 std::shared_ptr<Communicator> comm,
                 std::shared_ptr<Schedule> schedule);
-  absl::StatusOr<TieredBuffer> AllocateMasters() const;
   absl::Status TakeStorages() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void TraceGather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void HideUntilSettled() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status LaunchGather(bool ahead) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status WriteBackOwned(const at::Tensor& mine)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status WriteBackToMasters(const at::Tensor& mine)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status AwaitUpdate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  int64_t GatheredBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckNotHeld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  at::Tensor Masters() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool counts_pins_only() const {
-    return !traits_.can_be_freed && device().is_cpu();
-  }
-  absl::Status GiveBack();
-  void Forget();
   void DropMemory(Life life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::shared_ptr<Schedule> schedule_;
-  std::atomic<bool> dirty_{false};  // the whole copy was written to
-  std::atomic<int64_t> writes_prepared_{0};
-  std::atomic<bool> written_to_{false};
-  std::atomic<bool> has_placed_writes_{false};
+  UserWrites writes_;
   std::atomic<bool> used_without_grad_{false};
   // Held by a Summoning: on rank 0 alone perhaps, so its uses are not recorded,
   // since all ranks must gather the same.
@@ -255,26 +200,17 @@ class FlatParameter final : public FlatDescription,
 
   mutable absl::Mutex mutex_;
   // Set by Prepare, for good.
+  std::unique_ptr<ShardStates> states_;
   std::unique_ptr<WorkingCopy> copy_ ABSL_PT_GUARDED_BY(mutex_);
   WorkingCopy::Traits traits_;  // of copy_
   FlatStorages storages_ ABSL_GUARDED_BY(mutex_);
-  StreamUses uses_ ABSL_GUARDED_BY(mutex_);   // of the whole copy
-  StreamPoint kept_ ABSL_GUARDED_BY(mutex_);  // Owned() and masters are written
-  // [owned], where it is not the working copy. Who reads or writes it outside
-  // of the lock has it by PrepareUpdate.
-  TieredBuffer master_;
-  CommFuture updated_ ABSL_GUARDED_BY(mutex_);        // PublishOwned's
+  StreamUses uses_ ABSL_GUARDED_BY(mutex_);           // of the whole copy
   absl::Status not_written_ ABSL_GUARDED_BY(mutex_);  // back to the masters
   Life life_ ABSL_GUARDED_BY(mutex_) = Life::kReleased;
   bool free_when_unpinned_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);   // to be gathered
   absl::Status blocked_ ABSL_GUARDED_BY(mutex_);  // Summoning::BeginElsewhere
-  uint64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
-  PlacedWrites placed_writes_ ABSL_GUARDED_BY(mutex_);
-  // Of the gather on its way, where a trace is recorded: when it was started
-  // (else 0), and whether before it was asked for.
-  int64_t gather_begun_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool gathered_ahead_ ABSL_GUARDED_BY(mutex_) = false;
+  GatherTrace gather_trace_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

@@ -24,6 +24,14 @@ std::string FreedError(const std::string& parameter, const std::string& flat,
       "`auto pin = tessera::Use(w);` around the access.");
 }
 
+// Neither the schedule nor an operator finds it from here on.
+void Forget(FlatParameter* flat) {
+  for (const auto& storage : flat->storages()) {
+    Registry::Global().Remove(storage.get());
+  }
+  flat->schedule()->Forget(flat);
+}
+
 }  // namespace
 
 FlatParameter::FlatParameter(std::string name,
@@ -34,6 +42,9 @@ FlatParameter::FlatParameter(std::string name,
     : FlatDescription(std::move(name), std::move(params), options,
                       std::move(comm)),
       schedule_(std::move(schedule)),
+      states_(std::make_unique<ShardStates>(this->name(), owned().numel(),
+                                            device(),
+                                            this->options().stream.get())),
       storages_(this),
       uses_(device()) {}
 
@@ -46,19 +57,19 @@ absl::StatusOr<std::shared_ptr<FlatParameter>> FlatParameter::Prepare(
       new FlatParameter(std::move(name), std::move(params), options,
                         std::move(comm), std::move(schedule)));
   absl::MutexLock lock(&flat->mutex_);
+  ShardStates* const states = flat->states_.get();
   TESSERA_ASSIGN_OR_RETURN(
       flat->copy_,
-      WorkingCopy::Make(flat.get(), flat->schedule_->live_counter()));
+      WorkingCopy::Make(flat.get(), states, flat->schedule_->live_counter()));
   flat->traits_ = flat->copy_->traits();
   if (flat->trainable() && flat->separate_masters()) {
-    TESSERA_ASSIGN_OR_RETURN(flat->master_, flat->AllocateMasters());
+    TESSERA_RETURN_IF_ERROR(
+        states->Add(ShardStates::kMasters, flat->master_dtype(),
+                    flat->options().PlaceOf(flat->options().states)));
   }
   // What lies elsewhere is filled in memory: by Adopt, which refuses nothing.
-  TieredBuffer* const shard = flat->copy_->OwnedBuffer();
-  for (TieredBuffer* const buffer : {&flat->master_, shard}) {
-    if (buffer == nullptr || !buffer->defined()) continue;
-    TESSERA_RETURN_IF_ERROR(buffer->Raise());
-  }
+  TESSERA_RETURN_IF_ERROR(states->ForEach(
+      [](ShardStates::State, TieredBuffer& buffer) { return buffer.Raise(); }));
   return flat;
 }
 
@@ -69,15 +80,15 @@ absl::Status FlatParameter::Adopt() {
     absl::MutexLock lock(&mutex_);
     life_ = Life::kOwned;
     TESSERA_RETURN_IF_ERROR(TakeStorages());
-    for (TieredBuffer* const buffer : {&master_, copy_->OwnedBuffer()}) {
-      if (buffer == nullptr) continue;
-      TESSERA_RETURN_IF_ERROR(buffer->Lower(/*changed=*/true));
-    }
+    TESSERA_RETURN_IF_ERROR(
+        states_->ForEach([](ShardStates::State, TieredBuffer& buffer) {
+          return buffer.Lower(/*changed=*/true);
+        }));
     storages_.Follow(copy_->whole());
     for (const auto& p : parameters()) AddTag(p.tensor);
-    kept_ = StreamPoint::Now(device());
+    states_->SetChanged();
     uses_.SetReady();
-    ready_ = counts_pins_only();
+    ready_ = !traits_.can_be_freed && device().is_cpu();
     copy_->Offer();
   }
   for (size_t i = 0; i < storages().size(); ++i) {
@@ -96,9 +107,9 @@ absl::Status FlatParameter::TakeStorages() {
             const Range slot = layout().slot(i);
             copy_->Take(slot, values);
             const Range mine = Intersect(slot, owned());
-            if (mine.empty() || !master_.defined()) return;
-            Slice(master_.View(),
-                  {mine.begin - owned().begin, mine.end - owned().begin})
+            if (mine.empty() || !states_->has(ShardStates::kMasters)) return;
+            states_->At(ShardStates::kMasters)
+                .View({mine.begin - owned().begin, mine.end - owned().begin})
                 .copy_(values.narrow(0, mine.begin - slot.begin, mine.numel()));
           },
       [this](const std::string& parameter) {
@@ -108,45 +119,36 @@ absl::Status FlatParameter::TakeStorages() {
 
 absl::Status FlatParameter::Release() {
   TESSERA_RETURN_IF_ERROR(PrepareUpdate());
-  TESSERA_RETURN_IF_ERROR(GiveBack());
-  Forget();
-  return absl::OkStatus();
-}
-
-absl::Status FlatParameter::GiveBack() {
   TorchScope scope;
-  absl::MutexLock lock(&mutex_);
-  if (life_ != Life::kOwned) return absl::OkStatus();  // given back already
-  TESSERA_RETURN_IF_ERROR(Settle());
-  FlatBuffer masters;  // where the parameters get their old dtype back
-  const bool whole = copy_->whole().defined() && !storages_.converted();
-  if (!whole) {
-    TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(masters_buffer()));
-    TESSERA_ASSIGN_OR_RETURN(masters, GatherWhole(*this, Masters(), "masters"));
+  {
+    absl::MutexLock lock(&mutex_);
+    if (life_ == Life::kOwned) {  // else they were given back already
+      TESSERA_RETURN_IF_ERROR(Settle());
+      FlatBuffer masters;  // where the parameters get their old dtype back
+      const bool whole = copy_->whole().defined() && !storages_.converted();
+      if (!whole) {
+        TESSERA_ASSIGN_OR_RETURN(const Raised value, states_->RaiseValue());
+        TESSERA_ASSIGN_OR_RETURN(masters,
+                                 GatherWhole(*this, value.View(), "masters"));
+      }
+      const at::Tensor values = whole ? copy_->whole().View() : masters.View();
+      FlatStorages* const storages = &storages_;
+      TESSERA_RETURN_IF_ERROR(
+          CatchTorch("Close", [&] { storages->GiveBack(values); }));
+      DropMemory(Life::kReleased);
+    }
   }
-  const at::Tensor values = whole ? copy_->whole().View() : masters.View();
-  FlatStorages* const storages = &storages_;
-  TESSERA_RETURN_IF_ERROR(
-      CatchTorch("Close", [&] { storages->GiveBack(values); }));
-  DropMemory(Life::kReleased);
+  Forget(this);
   return absl::OkStatus();
 }
 
 void FlatParameter::DropMemory(Life life) {
   ready_ = false;
-  (void)AwaitUpdate();  // it may write to the memory yet
+  (void)states_->AwaitUpdate();  // it may write to the memory yet
   uses_.Keep(copy_->whole().View());
   copy_->Drop();
-  master_.Reset();
+  states_->Drop(ShardStates::kMasters);
   life_ = life;
-}
-
-// Neither the schedule nor an operator finds it from here on.
-void FlatParameter::Forget() {
-  for (const auto& storage : storages()) {
-    Registry::Global().Remove(storage.get());
-  }
-  schedule_->Forget(this);
 }
 
 void FlatParameter::Abandon() {
@@ -158,7 +160,7 @@ void FlatParameter::Abandon() {
     storages_.Abandon();
     DropMemory(Life::kAbandoned);
   }
-  Forget();
+  Forget(this);
 }
 
 }  // namespace tessera

@@ -75,8 +75,8 @@ absl::Status Summoning::BroadcastWritten(int root) {
   }
   TESSERA_RETURN_IF_ERROR(group.Broadcast(whole, in_group, tag).Wait());
   flat_.uses_.SetReady();
-  flat_.placed_writes_.Clear();  // all ranks have the same again
-  flat_.dirty_ = true;
+  flat_.writes_.ClearPlaced();  // all ranks have the same again
+  flat_.writes_.SetDirty(true);
   flat_.blocked_ = absl::OkStatus();
   return absl::OkStatus();
 }
@@ -95,10 +95,10 @@ void Summoning::TakeBack() {
   if (flat_.life_ != FlatParameter::Life::kOwned) return;
   flat_.uses_.OrderAfter();
   flat_.copy_->Restore();
-  flat_.placed_writes_.Clear();
+  flat_.writes_.ClearPlaced();
   if (!flat_.can_be_freed()) flat_.uses_.SetReady();
   flat_.storages_.Follow(flat_.copy_->whole());
-  flat_.dirty_ = false;
+  flat_.writes_.SetDirty(false);
 }
 
 void Summoning::End(bool keep_writes) {

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
 #include "base/stream/stream_uses.h"
@@ -250,26 +249,23 @@ absl::Status FlatGradient::StartStore() {
   if (options.gradients == Tier::kMemory || !reduced_.defined()) {
     return absl::OkStatus();
   }
-  TESSERA_RETURN_IF_ERROR(flat_->updated().Wait());
-  if (!stored_.defined()) {
-    TESSERA_ASSIGN_OR_RETURN(
-        stored_,
-        TieredBuffer::Allocate(
-            flat_->owned().numel(), flat_->gradient_dtype(), flat_->device(),
-            MemoryKind::kGradients, options.PlaceOf(options.gradients),
-            absl::StrCat("gradient of unit ", flat_->name())));
+  TESSERA_RETURN_IF_ERROR(flat_->states().updated().Wait());
+  if (!stored().defined()) {
+    TESSERA_RETURN_IF_ERROR(
+        flat_->states().Add(ShardStates::kGradient, flat_->gradient_dtype(),
+                            options.PlaceOf(options.gradients)));
   }
-  TESSERA_RETURN_IF_ERROR(stored_.StartStore(std::move(reduced_)));
+  TESSERA_RETURN_IF_ERROR(stored().StartStore(std::move(reduced_)));
   is_stored_ = true;
   return absl::OkStatus();
 }
 
 absl::Status FlatGradient::FinishStore() {
-  return is_stored_ ? stored_.FinishStore() : absl::OkStatus();
+  return is_stored_ ? stored().FinishStore() : absl::OkStatus();
 }
 
 absl::StatusOr<Raised> FlatGradient::Raise() const {
-  return Raised::Of(is_stored_ ? &stored_ : nullptr);
+  return Raised::Of(elsewhere());
 }
 
 absl::StatusOr<Raised> FlatGradient::RaiseToChange() {
@@ -334,7 +330,7 @@ void FlatGradient::DropMicroBatch() {
 void FlatGradient::Zero() {
   DropMicroBatch();
   (void)AwaitReaders();
-  flat_->ClearUsedWithoutGrad();
+  flat_->used_without_grad() = false;
   in_place_ = false;
   for (ParameterGradient& p : parameters_) p.in_step = false;
   reduced_.Reset();
@@ -344,7 +340,7 @@ void FlatGradient::Zero() {
 
 at::Tensor FlatGradient::owned() const {
   if (in_place_) return local_->View(flat_->owned());
-  if (is_stored_) return stored_.View();
+  if (is_stored_) return stored().View();
   return reduced_.defined() ? reduced_.View() : at::Tensor();
 }
 
@@ -353,10 +349,9 @@ at::Tensor FlatGradient::coming() const {
                                                : owned();
 }
 
-FlatGradient::Taken FlatGradient::TakeStepGradient() {
+FlatBuffer FlatGradient::TakeStepGradient() {
   TESSERA_CHECK(!in_place_) << flat_->name();
-  if (!std::exchange(is_stored_, false)) return {std::move(reduced_), nullptr};
-  return {FlatBuffer(), &stored_};
+  return std::exchange(is_stored_, false) ? FlatBuffer() : std::move(reduced_);
 }
 
 absl::StatusOr<at::Tensor> FlatGradient::Whole(int parameter) const {

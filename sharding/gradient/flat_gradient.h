@@ -148,14 +148,12 @@ class FlatGradient {
   absl::StatusOr<Raised> Raise() const;
   // The same, for who changes it.
   absl::StatusOr<Raised> RaiseToChange();
-  // The same, given away: there is none from then on. REQUIRES: stages 2 and 3.
-  struct Taken {
-    FlatBuffer memory;                  // or
-    TieredBuffer* elsewhere = nullptr;  // read until the flat is updated
-  };
-  Taken TakeStepGradient();
+  // The same, given away: there is none from then on. Undefined where it lies
+  // elsewhere: it is read there until the flat is updated. REQUIRES: stages 2
+  // and 3.
+  FlatBuffer TakeStepGradient();
   // Where the step's gradient lies, if that is elsewhere; else null.
-  TieredBuffer* elsewhere() { return is_stored_ ? &stored_ : nullptr; }
+  TieredBuffer* elsewhere() const { return is_stored_ ? &stored() : nullptr; }
   // There is a step's gradient, to which sums are added; else they become it.
   bool accumulating() const;
   // What TakeSums has sent elsewhere is there, and no longer in memory.
@@ -225,6 +223,9 @@ class FlatGradient {
               const at::Tensor& mean) const;
   absl::Status StartStore();
   absl::Status AwaitReaders();
+  TieredBuffer& stored() const {
+    return flat_->states().At(ShardStates::kGradient);
+  }
 
   std::shared_ptr<FlatParameter> flat_;
   std::vector<Range> gaps_;  // between the parameters, in the flat buffer
@@ -242,8 +243,7 @@ class FlatGradient {
   LendableFlat local_;   // [P]
   FlatBuffer outgoing_;  // [P], where local_ is of another dtype; what was held
   FlatBuffer reduced_;   // [owned], unless in_place_ or is_stored_
-  mutable TieredBuffer stored_;  // [owned], elsewhere
-  bool is_stored_ = false;       // the step's gradient is there
+  bool is_stored_ = false;  // the step's gradient is in stored()
   // The step's gradient is the owned range of local_ itself.
   bool in_place_ = false;
 };

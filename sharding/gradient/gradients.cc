@@ -336,7 +336,7 @@ absl::Status Gradients::ReduceRest(absl::Status mine) {
 
 bool Gradients::AnyUsedWithoutGrad() const {
   return std::any_of(flats_.begin(), flats_.end(), [](const auto& gradient) {
-    return gradient->flat().used_without_grad();
+    return gradient->flat().used_without_grad().load();
   });
 }
 

@@ -168,7 +168,7 @@ class Gradients {
   // By flat, in the model's order. REQUIRES: Enter.
   const FlatGradient& of(size_t flat) const { return *flats_[flat]; }
   FlatGradient& of(size_t flat) { return *flats_[flat]; }
-  FlatGradient::Taken TakeStepGradient(size_t flat) {
+  FlatBuffer TakeStepGradient(size_t flat) {
     return flats_[flat]->TakeStepGradient();
   }
 

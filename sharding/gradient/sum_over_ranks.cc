@@ -10,7 +10,7 @@ absl::Status SumOverRanks::Wait() const {
   return over_replicas.Wait();
 }
 
-SumOverRanks StartSum(const FlatDescription& flat, const at::Tensor& whole,
+SumOverRanks StartSum(const FlatParameter& flat, const at::Tensor& whole,
                       const at::Tensor& mine, const CommTag& tag,
                       double divisor) {
   SumOverRanks sum;

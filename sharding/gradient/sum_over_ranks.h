@@ -14,7 +14,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "comm/communicator.h"
-#include "sharding/copy/flat_description.h"
+#include "sharding/flat/flat_parameter.h"
 
 namespace tessera {
 
@@ -30,7 +30,7 @@ struct SumOverRanks {
 // are all of it. `mine` may be the own part of `whole`, which is left in any
 // state. A sum that is to be divided by `divisor` may come back divided
 // already: see divided_by. COLLECTIVE, ASYNC.
-SumOverRanks StartSum(const FlatDescription& flat, const at::Tensor& whole,
+SumOverRanks StartSum(const FlatParameter& flat, const at::Tensor& whole,
                       const at::Tensor& mine, const CommTag& tag,
                       double divisor = 1);
 

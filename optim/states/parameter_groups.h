@@ -1,7 +1,7 @@
 // ParameterGroups: parameters that are stepped with options of their own, as
 // torch.optim's param_groups.
-#ifndef OPTIM_PARAMETER_GROUPS_H_
-#define OPTIM_PARAMETER_GROUPS_H_
+#ifndef OPTIM_STATES_PARAMETER_GROUPS_H_
+#define OPTIM_STATES_PARAMETER_GROUPS_H_
 
 #include <string>
 #include <vector>
@@ -20,4 +20,4 @@ struct ParameterGroups {
 };
 
 }  // namespace tessera
-#endif  // OPTIM_PARAMETER_GROUPS_H_
+#endif  // OPTIM_STATES_PARAMETER_GROUPS_H_

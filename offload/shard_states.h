@@ -1,0 +1,194 @@
+// ShardStates: the table of what a rank keeps of one flat parameter from step
+// to step: its slices [owned], each in a format of its own
+// (offload/element_format.h) and in a tier of its own
+// (offload/tiered_buffer.h).
+//
+//   masters         what the optimizer updates, where the working shard is not
+//                   that itself
+//   working         this rank's shard of the values that operators compute with
+//   gradient        the step's gradient, where it is stored elsewhere
+//   new values      what is on its way from the host to a working shard on a
+//                   device
+//   training point  masters of before, while averages are in their place
+//   moment k        the optimizer's states, and the average of masters last
+//
+// A state is there or is not. What a step writes can be given room for the next
+// values besides (MakeRoomForNext), for steps that are made before they are
+// asked for.
+//
+// The table also knows when masters and the working shard have their values: in
+// the order of a device's streams (Order), and behind an update that goes on
+// while the program does (SetUpdated).
+//
+// Errors are those of TieredBuffer and UpdateStream.
+//
+// Threads: Order, SetChanged, SetUpdated, updated and the Await methods may be
+// called from any; the caller orders the other calls.
+#ifndef OFFLOAD_SHARD_STATES_H_
+#define OFFLOAD_SHARD_STATES_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "base/layout/flat_buffer.h"
+#include "base/stream/stream_point.h"
+#include "comm/communicator.h"
+#include "offload/tiered_buffer.h"
+
+namespace tessera {
+
+class UpdateStream;  // offload/update_stream.h
+
+class ShardStates {
+ public:
+  // Moment k is kMoments + k.
+  enum State : int {
+    kMasters,
+    kWorking,
+    kGradient,
+    kNewValues,
+    kTrainingPoint,
+    kMoments
+  };
+  struct Moment {
+    std::string name;  // "exp_avg"
+    ElementFormat format;
+  };
+
+  // An empty table for `numel` elements of `unit` on `device`. `stream` is what
+  // updates those that are elsewhere, or null; it outlives this.
+  ShardStates(std::string unit, int64_t numel, at::Device device,
+              UpdateStream* stream)
+      : unit_(std::move(unit)),
+        numel_(numel),
+        device_(device),
+        stream_(stream) {}
+  ShardStates(const ShardStates&) = delete;
+  ShardStates& operator=(const ShardStates&) = delete;
+
+  // ---- the table
+
+  // Zeros. REQUIRES: it is not there. LOCAL. ResourceExhausted.
+  absl::Status Add(State state, ElementFormat format,
+                   TieredBuffer::Place place);
+  // The working shard is `part`: of a whole copy that this table does not own,
+  // and that outlives it. Such a shard cannot move.
+  void SetWorking(FlatBuffer part);
+  // Zeros for each moment; none of them after an error. REQUIRES: there are
+  // none. LOCAL. ResourceExhausted.
+  absl::Status AddMoments(const std::vector<Moment>& moments,
+                          TieredBuffer::Place place);
+  void Drop(State state) { At(state).Reset(); }
+  void DropMoments() { moments_.clear(); }
+
+  bool has(State state) const { return At(state).defined(); }
+  // REQUIRES: a moment of that number is there.
+  TieredBuffer& At(State state) {
+    return state < kMoments ? table_[static_cast<size_t>(state)]
+                            : moments_[static_cast<size_t>(state - kMoments)];
+  }
+  const TieredBuffer& At(State state) const {
+    return const_cast<ShardStates*>(this)->At(state);
+  }
+  // What the optimizer updates: masters, or the working shard.
+  TieredBuffer& value() { return At(has(kMasters) ? kMasters : kWorking); }
+  const TieredBuffer& value() const {
+    return const_cast<ShardStates*>(this)->value();
+  }
+  // The working shard where masters are another, else null.
+  TieredBuffer* separate_working() {
+    return has(kMasters) ? &At(kWorking) : nullptr;
+  }
+  std::vector<TieredBuffer>& moments() { return moments_; }
+  const std::vector<TieredBuffer>& moments() const { return moments_; }
+  bool can_move(State state) const {
+    return has(state) && !(state == kWorking && working_is_part_);
+  }
+  // Calls visit(state, buffer) for each that is there, until an error.
+  template <typename Visit>
+  absl::Status ForEach(const Visit& visit);
+  // All that a step writes: moments, the value and a separate working shard.
+  std::vector<TieredBuffer*> Written();
+
+  // ---- values
+
+  // The value is in memory while what this returns is there, for this thread's
+  // current stream. LOCAL.
+  absl::StatusOr<Raised> RaiseValue();
+  // Masters that hold what the working shard does. REQUIRES: there are none.
+  // LOCAL.
+  absl::Status MakeMasters(at::ScalarType dtype, TieredBuffer::Place place);
+  // The working shard becomes the masters, rounded. Nothing where it is them.
+  // LOCAL.
+  absl::Status RoundMasters();
+  // A program has written `working`, [owned]: the working shard becomes it, and
+  // an element of the masters does where it is no longer the master rounded: a
+  // master keeps the bits that the working shard cannot hold. Waits for updates
+  // before. LOCAL.
+  absl::Status TakeWorking(const at::Tensor& working);
+
+  // ---- what they are to hold next
+
+  // Room for the next values of all that a step writes and that is elsewhere.
+  // After an error none has any. LOCAL. ResourceExhausted.
+  absl::Status MakeRoomForNext();
+  void DropNext();
+  // The next values replace those of now, wherever there is room for them.
+  // REQUIRES: nobody reads them.
+  void SwapNext();
+
+  // ---- when
+
+  // This thread's current stream comes after what has changed masters and the
+  // working shard.
+  void Order() const;
+  // This thread's current stream has changed them.
+  void SetChanged();
+  // They are changed from the end of `updated` on; an invalid one has ended.
+  void SetUpdated(CommFuture updated);
+  // What SetUpdated was given; invalid once it is known to have ended.
+  CommFuture updated() const;
+  // Waits for that, and until the disk has what other units' updates write.
+  // Speculative updates go on. LOCAL.
+  absl::Status AwaitUpdate();
+  // Also drops speculative updates. LOCAL.
+  absl::Status AwaitAllUpdates();
+
+ private:
+  absl::Status TakeMasters(const at::Tensor& working);
+  absl::Status AwaitLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::string unit_;
+  const int64_t numel_;
+  const at::Device device_;
+  UpdateStream* const stream_;
+  std::array<TieredBuffer, kMoments> table_;
+  std::vector<TieredBuffer> moments_;
+  bool working_is_part_ = false;
+
+  mutable absl::Mutex mutex_;
+  StreamPoint changed_ ABSL_GUARDED_BY(mutex_);  // masters and working
+  CommFuture updated_ ABSL_GUARDED_BY(mutex_);
+};
+
+template <typename Visit>
+absl::Status ShardStates::ForEach(const Visit& visit) {
+  const int count = kMoments + static_cast<int>(moments_.size());
+  absl::Status status;
+  for (int i = 0; i < count && status.ok(); ++i) {
+    const auto state = static_cast<State>(i);
+    if (has(state)) status = visit(state, At(state));
+  }
+  return status;
+}
+
+}  // namespace tessera
+#endif  // OFFLOAD_SHARD_STATES_H_

@@ -1,0 +1,102 @@
+// How the decided step of a unit (optim/unit_step.h) is applied to its states
+// (offload/shard_states.h):
+//
+//   StepHere    at once, to all elements: what lies elsewhere is in memory for
+//               the moment of it
+//   StepSlices  behind the program, slice by slice, on the thread of the update
+//               stream (offload/update_stream.h): what lies on a disk comes
+//               with each slice, the rest is used where it lies. For a unit on
+//               a device the processor computes, with the bits of the device's
+//               kernels, and each slice of the working copy goes to the device
+//               while the next one is computed.
+//
+// A step by StepSlices may be early: made while a backward goes on, by a factor
+// that is assumed (optim/early_steps.h). It leaves the gradient as it is, and
+// new values lie beside what is there (TieredBuffer::next) until they are known
+// to be right.
+//
+// Source: ZeRO-Offload (arXiv 2101.06840), DeepSpeed's offload_optimizer with
+// device cpu.
+#ifndef OPTIM_APPLY_STEP_H_
+#define OPTIM_APPLY_STEP_H_
+
+#include <atomic>
+#include <memory>
+#include <optional>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/layout/flat_buffer.h"
+#include "base/stream/stream_point.h"
+#include "offload/update_stream.h"
+#include "optim/unit_step.h"
+#include "sharding/flat/flat_parameter.h"
+
+namespace tessera {
+
+// Steps all owned elements of the unit with `gradient`, and returns whether the
+// working shard was written, too. Of a direction or a descent (StepPhase) only
+// the states that it reads are brought. `average`: the last moment is one.
+// `*changed` is set before the first change. REQUIRES:
+// FlatParameter::PrepareUpdate. LOCAL, ASYNC on devices. Errors of states that
+// are elsewhere; throws as UnitStep::Apply.
+absl::StatusOr<bool> StepHere(FlatParameter* flat, const UnitStep& step,
+                              const at::Tensor& gradient, bool average,
+                              UnitStep::Counts* counts, bool* changed);
+
+// What the device decides, on its way to the host: one for all units of a step.
+class HostFactor {
+ public:
+  explicit HostFactor(const GradientFactor& factor);
+  struct Value {
+    double factor = 1;
+    bool skip = false;  // there is no step
+  };
+  // Blocking.
+  Value Wait() const;
+
+ private:
+  Value value_;
+  at::Tensor scalars_;  // on the host; undefined: value_ is it
+  StreamPoint arrived_;
+};
+
+// An early step of a unit on a device, for the step behind it, which takes its
+// values if the device has decided as was assumed.
+struct EarlyHost {
+  double factor = 1;  // that was assumed
+  bool made = false;  // all of it
+  // How many turn out to be the right ones is added to it.
+  std::atomic<int64_t>* taken = nullptr;
+};
+
+struct SliceStepOptions {
+  // For UpdateStream::PushEarly. REQUIRES: what is written and elsewhere has
+  // room for what comes next.
+  bool early = false;
+  // The gradient where it is in memory, [owned], and the memory that it keeps
+  // until the step is made. Undefined: it is the states' kGradient.
+  at::Tensor gradient;
+  std::shared_ptr<const FlatBuffer> gradient_memory;
+  // Where an early step leaves the new values of what is in memory: masters, or
+  // the working shard where these are on the disk.
+  std::shared_ptr<const FlatBuffer> next;
+  // Of a unit on a device:
+  std::optional<HostFactor> factor;
+  // What becomes of the working copy, [owned]; undefined where that stays on
+  // the host. It comes after what this thread's current stream of the device
+  // has been given.
+  at::Tensor on_device;
+  // The early step itself or, of the step behind it, that one; or null.
+  std::shared_ptr<EarlyHost> host;
+};
+
+// [owned] of each state is left alone by others until the update has ended.
+// `flat` outlives it. Moments, masters, the working shard and the gradient are
+// streamed in this order. LOCAL.
+StreamedUpdate StepSlices(FlatParameter* flat, const UnitStep& step,
+                          SliceStepOptions options);
+
+}  // namespace tessera
+#endif  // OPTIM_APPLY_STEP_H_

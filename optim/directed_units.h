@@ -1,0 +1,71 @@
+// DirectedUnits: one step of all units whose algorithm is a directed one
+// (optim/directed_step.h). It is made here and now, whatever tier states lie
+// in: what is elsewhere is in memory for each half.
+#ifndef OPTIM_DIRECTED_UNITS_H_
+#define OPTIM_DIRECTED_UNITS_H_
+
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "optim/directed_step.h"
+#include "optim/states/optimizer_states.h"
+#include "optim/states/parameter_groups.h"
+#include "optim/states/step_counts.h"
+#include "optim/unit_step.h"
+#include "sharding/gradient/gradients.h"
+
+namespace tessera {
+
+// Called when a unit is stepped, while it is in the caches: to publish it
+// (FlatParameter::PublishOwned, whose arguments the last two are).
+using AfterUnit = std::function<absl::Status(size_t unit, bool working_written,
+                                             const CommFuture& updated)>;
+
+// Unimplemented where a unit with this formula cannot be stepped so: its states
+// are off its device, or Adafactor of complex numbers.
+absl::Status CheckDirected(const FlatParameter& flat, Formula formula);
+
+class DirectedUnits {
+ public:
+  // What a step works on; all of it outlives this.
+  struct Parts {
+    const OptimizerStates::Flats& flats;
+    const ParameterGroups& groups;
+    OptimizerStates* states;
+    StepCounts* counts;
+    Gradients* gradients;
+    const AfterUnit& after;  // may be null
+    bool* changed;           // set when something has been changed
+  };
+  DirectedUnits(const Parts& parts, const GradientFactor& factor)
+      : parts_(parts), factor_(factor) {}
+
+  // Steps the directed units that have a gradient. COLLECTIVE where there are
+  // some. Errors of collectives, of tiers and of `after`, at which it ends.
+  absl::Status Step();
+
+ private:
+  absl::StatusOr<DirectedUnit> Begin(size_t u);
+  absl::StatusOr<DirectedUnit> Direct(size_t u);
+  absl::Status Descend(size_t u, const DirectedUnit& unit,
+                       const Completion& completion);
+  absl::Status DescendByNorms(const std::vector<size_t>& units,
+                              std::vector<DirectedUnit> directed);
+  absl::Status StepLamb(const std::vector<size_t>& units);
+  absl::Status StepMuon(const std::vector<size_t>& units);
+  absl::Status StepAdafactor(const std::vector<size_t>& units);
+  absl::StatusOr<bool> Apply(size_t u, const UnitStep& step,
+                             const at::Tensor& gradient);
+
+  const Parts parts_;
+  const GradientFactor factor_;
+  // 1, of a device that may skip the step: it skips the descent, too.
+  GradientFactor one_;
+};
+
+}  // namespace tessera
+#endif  // OPTIM_DIRECTED_UNITS_H_

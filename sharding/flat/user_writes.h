@@ -1,0 +1,60 @@
+// UserWrites: what a program has written into the working copy of one flat
+// since the engine took it over last.
+//
+// Threads: any.
+#ifndef SHARDING_FLAT_USER_WRITES_H_
+#define SHARDING_FLAT_USER_WRITES_H_
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "base/layout/flat_buffer.h"
+#include "sharding/copy/flat_description.h"
+#include "sharding/flat/placed_writes.h"
+
+namespace tessera {
+
+class UserWrites {
+ public:
+  // A write is about to begin.
+  void Prepare() { prepared_.fetch_add(1, std::memory_order_relaxed); }
+  // Calls of Prepare so far.
+  int64_t prepared() const { return prepared_; }
+
+  // The whole copy was written to, and its owners' parts do not have it.
+  bool dirty() const { return dirty_; }
+  void SetDirty(bool dirty) { dirty_.store(dirty, std::memory_order_relaxed); }
+  bool TakeDirty() { return dirty_.exchange(false); }
+
+  // PlacedWrites (sharding/flat/placed_writes.h).
+  void NotePlaced(const FlatDescription& flat, const FlatBuffer& whole,
+                  int slot, const std::string& op);
+  // `whole` has what was written, if it is not null.
+  std::string TakePlaced(const FlatDescription& flat, const FlatBuffer* whole);
+  bool has_placed() const { return has_placed_; }
+  void ClearPlaced();
+
+  // `whole` goes to the owners' parts. With FlatParameterOptions::check_writes
+  // its fingerprint is kept.
+  void TakeOver(const FlatDescription& flat, const FlatBuffer& whole);
+  // A write has been taken over since the last call.
+  bool TakeTakenOver() { return taken_over_.exchange(false); }
+  // A fingerprint of what was taken over since the last call, 0 if none; the
+  // same on ranks that wrote the same.
+  uint64_t TakeFingerprint();
+
+ private:
+  std::atomic<int64_t> prepared_{0};
+  std::atomic<bool> dirty_{false};
+  std::atomic<bool> taken_over_{false};
+  std::atomic<bool> has_placed_{false};
+  absl::Mutex mutex_;
+  PlacedWrites placed_ ABSL_GUARDED_BY(mutex_);
+  uint64_t fingerprint_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace tessera
+#endif  // SHARDING_FLAT_USER_WRITES_H_
