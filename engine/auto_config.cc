@@ -18,6 +18,7 @@
 #include "comm/all_gather_values.h"
 #include "comm/world/world.h"
 #include "config/config.h"
+#include "config/config_report.h"
 #include "engine/parts/settings.h"
 #include "engine/plan/auto_choice.h"
 #include "engine/plan/plan.h"

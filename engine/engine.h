@@ -33,8 +33,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "config/config.pb.h"
-#include "engine/parts/engine_types.h"
+#include "engine/parts/engine_types.h"  // IWYU pragma: export
 
 namespace torch::nn {
 class Module;
@@ -43,6 +42,10 @@ class ModuleHolder;
 }  // namespace torch::nn
 
 namespace tessera {
+
+namespace proto {
+class Config;
+}
 
 class Monitor;  // engine/observe/monitor.h
 

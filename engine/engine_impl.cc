@@ -12,6 +12,7 @@
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "base/trace/trace.h"
+#include "config/config.pb.h"
 #include "config/config_text.h"
 #include "engine/access/safetensors_saving.h"
 #include "engine/access/training_state.h"

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/world/world.h"
+#include "config/config.pb.h"
 #include "engine/engine_impl.h"
 #include "engine/parts/group_choice.h"
 #include "engine/setup/rank_memory.h"

@@ -16,6 +16,7 @@
 #include "base/thread/wait_clock.h"
 #include "base/trace/exposed.h"
 #include "base/trace/trace_json.h"
+#include "config/config.pb.h"
 #include "engine/observe/device_peak.h"
 #include "engine/observe/run_file.h"
 #include "monitor/append_file.h"

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "config/config.pb.h"
 
 namespace tessera {
 namespace {

@@ -5,10 +5,13 @@
 #include <optional>
 
 #include "absl/status/status.h"
-#include "config/config.pb.h"
 #include "optim/custom/custom_optimizer.h"
 
 namespace tessera {
+
+namespace proto {
+class Config;
+}
 
 // InvalidArgument of one without the other, as CheckCustomOptimizer, and of
 // options that it does not read; Unimplemented of a schedule that moves these.

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "config/config.pb.h"
 #include "engine/parts/settings.h"
 #include "engine/setup/buffer_sync.h"
 #include "offload/update_stream.h"

@@ -18,10 +18,10 @@
 #include "absl/time/time.h"
 #include "base/step_memory/held_memory.h"
 #include "checkpoint/exchange/name_map.h"
-#include "comm/communicator.h"
 #include "config/auto_values.h"
-#include "optim/custom/custom_optimizer.h"
-#include "optim/gradients/non_finite.h"
+#include "engine/parts/version.h"           // IWYU pragma: export
+#include "optim/custom/custom_optimizer.h"  // IWYU pragma: export
+#include "optim/gradients/non_finite_gradient.h"
 #include "sharding/recompute/recompute_report.h"
 
 namespace torch::nn {
@@ -30,7 +30,8 @@ class Module;
 
 namespace tessera {
 
-struct PlanReport;  // engine/plan/plan.h
+class Communicator;  // comm/communicator.h
+struct PlanReport;   // engine/plan/plan.h
 
 // Parameters that are stepped with options of their own.
 struct ParameterGroup {

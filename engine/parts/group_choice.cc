@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "config/config.pb.h"
 #include "optim/custom/custom_optimizer.h"
 #include "optim/kernels/element_step.h"
 #include "optim/kernels/option_names.h"

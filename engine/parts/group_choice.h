@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "config/config.pb.h"
 #include "engine/parts/engine_types.h"
 #include "optim/kernels/optimizer_options.h"
 #include "optim/parameter_groups.h"
@@ -22,6 +21,10 @@ class Module;
 }
 
 namespace tessera {
+
+namespace proto {
+class Optimizer;
+}
 
 struct GroupChoice {
   ParameterGroups groups;

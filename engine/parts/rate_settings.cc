@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "config/config.pb.h"
 #include "optim/schedule/deepspeed_schedules.h"
 #include "optim/schedule/plateau.h"
 #include "optim/schedule/torch_cycles.h"

@@ -4,10 +4,13 @@
 
 #include <memory>
 
-#include "config/config.pb.h"
 #include "optim/schedule/lr_schedule.h"
 
 namespace tessera {
+
+namespace proto {
+class Config;
+}
 
 // What all rates of the configuration are multiplied with
 // (learning_rate_scaling); 1 without. REQUIRES: resolved. LOCAL.

@@ -9,6 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "config/config.pb.h"
 #include "optim/kernels/element_step.h"
 #include "sharding/recompute/matmul_operators.h"
 #include "torch/nn/module.h"

@@ -6,7 +6,6 @@
 
 #include "ATen/core/Tensor.h"
 #include "base/torch/deterministic.h"
-#include "config/config.pb.h"
 #include "engine/parts/engine_types.h"
 #include "engine/setup/buffer_sync.h"
 #include "engine/setup/recompute_choice.h"
@@ -22,6 +21,11 @@
 #include "sharding/recompute/recomputed_units.h"
 
 namespace tessera {
+
+namespace proto {
+class Config;
+class ZeroOptimization;
+}  // namespace proto
 
 struct Settings {
   PartitionOptions partition;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "config/config.pb.h"
 #include "engine/parts/group_choice.h"
 #include "engine/plan/replay/recomputation.h"
 #include "engine/setup/recompute_choice.h"

@@ -9,7 +9,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "config/config.pb.h"
 #include "engine/parts/settings.h"
 #include "engine/plan/plan.h"
 #include "optim/parameter_groups.h"
@@ -17,6 +16,10 @@
 #include "sharding/trace/trace.h"
 
 namespace tessera {
+
+namespace proto {
+class Optimizer;
+}
 
 struct ModelTrace {
   Partition partition;

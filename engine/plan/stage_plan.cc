@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "config/config.pb.h"
 #include "engine/parts/group_choice.h"
 #include "engine/plan/replay/planned_flat.h"
 #include "engine/plan/replay/step_replay.h"

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/torch/device_ledger.h"
 #include "c10/core/CachingDeviceAllocator.h"
+#include "config/config.pb.h"
 
 namespace tessera {
 namespace {

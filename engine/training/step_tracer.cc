@@ -20,6 +20,7 @@
 #include "base/thread/start_thread.h"
 #include "base/trace/trace.h"
 #include "base/trace/trace_json.h"
+#include "config/config.pb.h"
 
 namespace tessera {
 namespace {

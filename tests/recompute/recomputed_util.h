@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "comm/group/self_communicator.h"
+#include "config/config.pb.h"
 #include "engine/engine.h"
 #include "tests/dispatch/held_bytes.h"
 #include "tests/support/recording_communicator.h"
