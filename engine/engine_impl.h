@@ -1,6 +1,6 @@
-// Engine::Impl: makes the parts of an engine from a module and a configuration,
-// has those that work on them, and gives the module back. What they do is
-// Trainer's (engine/training/trainer.h) and engine/access's.
+// Engine::Impl: takes a module over as a configuration says, has what trains it
+// and what reads and writes its values, and gives the module back. What these
+// do is Trainer's (engine/training/trainer.h) and engine/access's.
 #ifndef ENGINE_ENGINE_IMPL_H_
 #define ENGINE_ENGINE_IMPL_H_
 
@@ -12,12 +12,20 @@
 
 #include "base/memory/ledger.h"
 #include "base/torch/deterministic.h"
+#include "config/config.pb.h"
 #include "engine/access/named_access.h"
 #include "engine/access/saver.h"
 #include "engine/engine.h"
 #include "engine/observe/monitor.h"
 #include "engine/observe/step_observer.h"
-#include "engine/parts/engine_parts.h"
+#include "engine/offload/averages.h"
+#include "engine/parts/engine_life.h"
+#include "engine/parts/optimizer_groups.h"
+#include "engine/parts/optimization.h"
+#include "engine/parts/settings.h"
+#include "engine/parts/sharded_model.h"
+#include "engine/parts/update_guard.h"
+#include "engine/parts/write_checks.h"
 #include "engine/training/trainer.h"
 #include "sharding/partition/flat_plan.h"
 #include "sharding/partition/partition.h"
@@ -58,8 +66,18 @@ class Engine::Impl {
     chose_stage_ = chose_stage;
   }
 
-  const std::shared_ptr<EngineParts>& parts() const { return parts_; }
+  absl::Status Offload(const OffloadStates& states);
+  absl::Status Reload();
+
+  const proto::Config& config() const { return config_; }
+  const Settings& settings() const { return settings_; }
+  const std::shared_ptr<const PlanReport>& plan() const { return plan_; }
+  const ShardedModel& model() const { return model_; }
+  const std::shared_ptr<UpdateGuard>& guard() const { return guard_; }
+  OptimizerGroups& groups() { return groups_; }
+  WriteChecks& writes() { return writes_; }
   Trainer& trainer() { return trainer_; }
+  Averages& averages() { return averages_; }
   Monitor& monitor() { return monitor_; }
   NamedAccess& access() { return access_; }
 
@@ -84,6 +102,7 @@ class Engine::Impl {
   absl::StatusOr<std::shared_ptr<Communicator>> ReshardGroup();
   absl::Status AgreeOverGroups(const absl::Status& mine,
                                absl::string_view where);
+  absl::Status MakeOptimizer();
   absl::Status ConvertBuffers();
   absl::Status MakeBufferSync();
   absl::Status MakeRecomputed(absl::Span<const UnitPlan> units);
@@ -95,17 +114,27 @@ class Engine::Impl {
   void LimitMemory(at::Device device);
 
   // engine_impl.cc
+  TrainingState State();
   void GiveBuffersBack();
   absl::Status GiveBack(const absl::Status& why);
 
+  const proto::Config config_;  // complete, nothing is left to auto
+  const std::shared_ptr<const PlanReport> plan_;  // EngineOptions::plan
+  Settings settings_;
+  ShardedModel model_;
+  Optimization optimization_;
+  EngineLife life_;
   // Shared with open scopes of Summon, which see by it whether this is there.
-  const std::shared_ptr<EngineParts> parts_;
+  const std::shared_ptr<UpdateGuard> guard_;
+  OptimizerGroups groups_;
+  WriteChecks writes_;
   Trainer trainer_;
-  Monitor monitor_;
-  std::unique_ptr<StepObserver> observer_;  // null: nothing is to be seen
+  Averages averages_;
   NamedAccess access_;
   Saver saver_;
-  std::string groups_chosen_;  // by Plan
+  Monitor monitor_;
+  std::unique_ptr<StepObserver> observer_;  // null: nothing is to be seen
+  std::string groups_chosen_;               // by Plan
   std::string auto_reason_;
   bool chose_stage_ = false;
   std::vector<std::pair<at::Tensor, at::ScalarType>> converted_buffers_;

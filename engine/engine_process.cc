@@ -28,7 +28,7 @@ void WarnOfOthersLimit(const MemoryLedger& ledger, int64_t own) {
 
 // From here on: what was made before is the module's, and the plan's.
 void Engine::Impl::LimitMemory(at::Device device) {
-  const int64_t bytes = parts_->config.sharding().memory_limit_bytes();
+  const int64_t bytes = config_.sharding().memory_limit_bytes();
   MemoryLedger& ledger = LedgerOf(device);
   WarnOfOthersLimit(ledger, bytes);
   if (bytes == 0) return;
@@ -36,15 +36,16 @@ void Engine::Impl::LimitMemory(at::Device device) {
       &ledger, bytes,
       absl::StrCat("sharding.memory_limit_bytes: raise it, or hold less: a "
                    "higher zero_optimization.stage, more ranks, a 16-bit dtype",
-                   parts_->stage < 3 ? ""
-                                     : ", lower stage3_max_live_parameters and "
-                                       "stage3_max_reuse_distance"));
+                   model_.stage() < 3
+                       ? ""
+                       : ", lower stage3_max_live_parameters and "
+                         "stage3_max_reuse_distance"));
 }
 
 absl::Status Engine::Impl::MakeDeterministic() {
-  if (!parts_->settings.determinism.has_value()) return absl::OkStatus();
+  if (!settings_.determinism.has_value()) return absl::OkStatus();
   bool on_device = false, on_cuda = false;
-  for (const at::Tensor& p : parts_->module->parameters()) {
+  for (const at::Tensor& p : model_.module().parameters()) {
     on_device |= p.defined() && !p.device().is_cpu();
     on_cuda |= p.defined() && p.device().is_cuda();
   }
@@ -52,7 +53,7 @@ absl::Status Engine::Impl::MakeDeterministic() {
   if (on_cuda) {
     const absl::Status cublas = SetDeterministicCublas();
     if (!cublas.ok()) {
-      if (*parts_->settings.determinism == Determinism::kErrors) {
+      if (*settings_.determinism == Determinism::kErrors) {
         return absl::Status(cublas.code(),
                             absl::StrCat("sharding.deterministic is \"on\", ",
                                          "and ", cublas.message()));
@@ -61,7 +62,7 @@ absl::Status Engine::Impl::MakeDeterministic() {
           << "sharding.deterministic: " << cublas.message();
     }
   }
-  deterministic_.emplace(*parts_->settings.determinism);
+  deterministic_.emplace(*settings_.determinism);
   return absl::OkStatus();
 }
 

@@ -21,29 +21,34 @@
 
 namespace tessera {
 
+absl::StatusOr<ParameterRef> NamedAccess::Find(absl::string_view name) const {
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
+  return guard_->model().Find(name);
+}
+
 absl::StatusOr<at::Tensor> NamedAccess::Announced(
     absl::StatusOr<at::Tensor> result) {
-  if (!result.ok()) parts_->comm->Announce(result.status());
+  if (!result.ok()) guard_->comm()->Announce(result.status());
   return result;
 }
 
 absl::StatusOr<at::Tensor> NamedAccess::Gradient(absl::string_view name) {
-  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, parts_->Find(name));
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, Find(name));
   return Announced(CatchTorch("Gradient", [&]() -> absl::StatusOr<at::Tensor> {
     TorchScope scope;
-    parts_->gradients->Enter();
+    optimization_.gradients()->Enter();
     TESSERA_ASSIGN_OR_RETURN(
         at::Tensor gradient,
-        parts_->gradients->of(place.flat).Whole(place.parameter));
-    const double inverse = 1 / parts_->divisor();
+        optimization_.gradients()->of(place.flat).Whole(place.parameter));
+    const double inverse = 1 / optimization_.divisor();
     if (gradient.defined() && inverse != 1) gradient.mul_(inverse);
     return gradient;
   }));
 }
 
 absl::StatusOr<at::Tensor> NamedAccess::Parameter(absl::string_view name) {
-  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, parts_->Find(name));
-  const auto& flat = parts_->flats[static_cast<size_t>(place.flat)];
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, Find(name));
+  const auto& flat = guard_->model().flats()[static_cast<size_t>(place.flat)];
   return CatchTorch("Parameter", [&] {
     PinSet pins;
     pins.Add(flat);
@@ -56,10 +61,10 @@ absl::StatusOr<at::Tensor> NamedAccess::Parameter(absl::string_view name) {
 }
 
 absl::StatusOr<at::Tensor> NamedAccess::Master(absl::string_view name) {
-  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, parts_->Find(name));
-  TESSERA_RETURN_IF_ERROR(parts_->CheckNotSummoned());
-  FlatParameter& flat = parts_->flat(place);
-  ExclusiveScope scope(parts_, "Engine::Master");
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, Find(name));
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckNotSummoned());
+  FlatParameter& flat = guard_->model().flat(place);
+  ExclusiveScope scope(guard_, "Engine::Master");
   TESSERA_RETURN_IF_ERROR(scope.Enter(absl::OkStatus(), &flat));
   absl::StatusOr<at::Tensor> master =
       CatchTorch("Master", [&]() -> absl::StatusOr<at::Tensor> {
@@ -76,7 +81,7 @@ absl::StatusOr<at::Tensor> NamedAccess::Master(absl::string_view name) {
 absl::StatusOr<at::Tensor> NamedAccess::WholeCopy(
     const ParameterRef& place, const at::Tensor& owned,
     absl::string_view what) const {
-  const FlatParameter& flat = parts_->flat(place);
+  const FlatParameter& flat = guard_->model().flat(place);
   TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
                            GatherWhole(flat, owned, what));
   TorchScope scope;
@@ -86,13 +91,13 @@ absl::StatusOr<at::Tensor> NamedAccess::WholeCopy(
 absl::StatusOr<ParameterRef> NamedAccess::AgreeOnValue(
     absl::string_view name, const at::Tensor& value, absl::string_view where,
     absl::string_view state) {
-  const absl::StatusOr<ParameterRef> place = parts_->Find(name);
+  const absl::StatusOr<ParameterRef> place = Find(name);
   std::string print;
   const absl::Status mine = CatchTorch(where, [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(place.status());
-    TESSERA_RETURN_IF_ERROR(parts_->CheckNotAveraged());
+    TESSERA_RETURN_IF_ERROR(guard_->life().CheckNotAveraged());
     const auto& parameters =
-        parts_->flats[static_cast<size_t>(place->flat)]->parameters();
+        guard_->model().flats()[static_cast<size_t>(place->flat)]->parameters();
     std::string what = absl::StrCat("parameter '", name, "'");
     at::Tensor parameter =
         parameters[static_cast<size_t>(place->parameter)].tensor;
@@ -115,9 +120,9 @@ absl::StatusOr<ParameterRef> NamedAccess::AgreeOnValue(
                               static_cast<int64_t>(bytes.nbytes()))));
     return absl::OkStatus();
   });
-  TESSERA_RETURN_IF_ERROR(parts_->comm->AgreeOk(mine, where));
+  TESSERA_RETURN_IF_ERROR(guard_->comm()->AgreeOk(mine, where));
   TESSERA_RETURN_IF_ERROR(
-      CheckSame(print, absl::StrCat("value of ", where), parts_->comm.get()));
+      CheckSame(print, absl::StrCat("value of ", where), guard_->comm()));
   return place;
 }
 
@@ -126,9 +131,9 @@ absl::Status NamedAccess::SetMaster(absl::string_view name,
   constexpr char kWhere[] = "Engine::SetMaster";
   TESSERA_ASSIGN_OR_RETURN(const ParameterRef place,
                            AgreeOnValue(name, value, kWhere));
-  ExclusiveScope scope(parts_, kWhere);
+  ExclusiveScope scope(guard_, kWhere);
   TESSERA_RETURN_IF_ERROR(scope.Begin());
-  FlatParameter& flat = parts_->flat(place);
+  FlatParameter& flat = guard_->model().flat(place);
   const absl::Status written = CatchTorch(kWhere, [&]() -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(flat.masters_buffer()));
     TESSERA_RETURN_IF_ERROR(
@@ -137,7 +142,7 @@ absl::Status NamedAccess::SetMaster(absl::string_view name,
     return flat.PublishOwned();
   });
   if (!written.ok()) {
-    parts_->FailTiers(written);
+    guard_->FailTiers(written);
     return scope.Fail(written);
   }
   const auto& parameters = flat.parameters();
@@ -150,8 +155,8 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
                                       const at::Tensor& value) {
   TESSERA_ASSIGN_OR_RETURN(const ParameterRef place,
                            AgreeOnValue(name, value, "Engine::SetGradient"));
-  parts_->gradients->Enter();
-  FlatGradient& gradient = parts_->gradients->of(place.flat);
+  optimization_.gradients()->Enter();
+  FlatGradient& gradient = optimization_.gradients()->of(place.flat);
   if (!gradient.has_gradient(static_cast<size_t>(place.parameter))) {
     return absl::FailedPreconditionError(absl::StrCat(
         "Engine::SetGradient: parameter '", name,
@@ -159,7 +164,7 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
         "gave it one"));
   }
   // As Gradient divides. All ranks do the same, so their errors agree.
-  return parts_->comm->AgreeOk(
+  return guard_->comm()->AgreeOk(
       CatchTorch("Engine::SetGradient",
                  [&]() -> absl::Status {
                    TorchScope scope;
@@ -167,10 +172,10 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
                                             gradient.RaiseToChange());
                    TESSERA_RETURN_IF_ERROR(
                        WriteOwned(gradient.flat(), place.parameter,
-                                  parts_->divisor() == 1
+                                  optimization_.divisor() == 1
                                       ? value
                                       : value.to(gradient.flat().step_dtype()) *
-                                            parts_->divisor(),
+                                            optimization_.divisor(),
                                   gradient.owned()));
                    return raised.Commit();
                  }),
@@ -179,9 +184,9 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
 
 at::Tensor NamedAccess::ShapedState(const ParameterRef& place,
                                     absl::string_view state) const {
-  if (parts_->optimizer == nullptr) return at::Tensor();
+  if (optimization_.optimizer() == nullptr) return at::Tensor();
   for (const tessera::ShapedState& one :
-       parts_->optimizer->shaped_states(place.flat)) {
+       optimization_.optimizer()->shaped_states(place.flat)) {
     if (one.parameter == static_cast<size_t>(place.parameter) &&
         one.name == state) {
       return one.values;
@@ -193,21 +198,23 @@ at::Tensor NamedAccess::ShapedState(const ParameterRef& place,
 absl::StatusOr<NamedAccess::Owned> NamedAccess::OwnedState(
     absl::string_view name, const ParameterRef& place,
     absl::string_view state) {
-  if (parts_->optimizer == nullptr) {
+  if (optimization_.optimizer() == nullptr) {
     return absl::FailedPreconditionError(
         "the engine has no optimizer: the configuration names none");
   }
-  parts_->gradients->Enter();
+  optimization_.gradients()->Enter();
   std::vector<std::string> names =
-      parts_->optimizer->StateNames(static_cast<size_t>(place.flat));
+      optimization_.optimizer()->StateNames(static_cast<size_t>(place.flat));
   const auto it = std::find(names.begin(), names.end(), state);
   const size_t number = static_cast<size_t>(it - names.begin());
   const bool owned = number < names.size();
-  for (const StateShape& shape : ShapedStatesOf(
-           parts_->optimizer->FormulaOf(static_cast<size_t>(place.flat)),
-           parts_->flat(place)
-               .parameters()[static_cast<size_t>(place.parameter)]
-               .tensor.sizes())) {
+  for (const StateShape& shape :
+       ShapedStatesOf(optimization_.optimizer()->FormulaOf(
+                          static_cast<size_t>(place.flat)),
+                      guard_->model()
+                          .flat(place)
+                          .parameters()[static_cast<size_t>(place.parameter)]
+                          .tensor.sizes())) {
     names.push_back(shape.name);
   }
   if (std::find(names.begin(), names.end(), state) == names.end()) {
@@ -216,12 +223,13 @@ absl::StatusOr<NamedAccess::Owned> NamedAccess::OwnedState(
                      names.empty() ? "none: this optimizer keeps no states"
                                    : absl::StrJoin(names, " or ")));
   }
-  std::vector<TieredBuffer>& states = parts_->optimizer->states(place.flat);
+  std::vector<TieredBuffer>& states =
+      optimization_.optimizer()->states(place.flat);
   if (!owned || states.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "parameter '", name, "' has no optimizer state: it is frozen"));
   }
-  return Owned{&states[number], parts_->optimizer->IsNonNegative(
+  return Owned{&states[number], optimization_.optimizer()->IsNonNegative(
                                     static_cast<size_t>(place.flat), number)};
 }
 
@@ -230,7 +238,7 @@ absl::StatusOr<NamedAccess::Owned> NamedAccess::OwnedState(
 absl::Status NamedAccess::WriteState(const ParameterRef& place,
                                      const at::Tensor& value,
                                      const Owned& state) {
-  const FlatParameter& flat = parts_->flat(place);
+  const FlatParameter& flat = guard_->model().flat(place);
   const TieredBuffer& buffer = *state.buffer;
   if (!buffer.format().in_blocks()) {
     return WriteOwned(flat, place.parameter, value, buffer.View());
@@ -254,12 +262,12 @@ absl::Status NamedAccess::WriteState(const ParameterRef& place,
 
 absl::StatusOr<at::Tensor> NamedAccess::State(absl::string_view name,
                                               absl::string_view state) {
-  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, parts_->Find(name));
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, Find(name));
   if (const at::Tensor shaped = ShapedState(place, state); shaped.defined()) {
-    parts_->gradients->Enter();
+    optimization_.gradients()->Enter();
     return Announced(
         CatchTorch("OptimizerStateOf", [&]() -> absl::StatusOr<at::Tensor> {
-          TESSERA_RETURN_IF_ERROR(parts_->flat(place).AwaitUpdated());
+          TESSERA_RETURN_IF_ERROR(guard_->model().flat(place).AwaitUpdated());
           TorchScope scope;
           return shaped.clone();
         }));
@@ -267,7 +275,7 @@ absl::StatusOr<at::Tensor> NamedAccess::State(absl::string_view name,
   TESSERA_ASSIGN_OR_RETURN(const Owned owned, OwnedState(name, place, state));
   return Announced(
       CatchTorch("OptimizerStateOf", [&]() -> absl::StatusOr<at::Tensor> {
-        TESSERA_RETURN_IF_ERROR(parts_->flat(place).AwaitUpdated());
+        TESSERA_RETURN_IF_ERROR(guard_->model().flat(place).AwaitUpdated());
         TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(owned.buffer));
         TorchScope scope;
         return WholeCopy(
@@ -287,16 +295,16 @@ absl::Status NamedAccess::SetState(absl::string_view name,
   const at::Tensor shaped = ShapedState(place, state);
   Owned owned{};
   if (shaped.defined()) {
-    parts_->gradients->Enter();
+    optimization_.gradients()->Enter();
   } else {
     TESSERA_ASSIGN_OR_RETURN(owned, OwnedState(name, place, state));
   }
-  if (parts_->before_change) parts_->before_change();  // a save reads it yet
-  FlatParameter& flat = parts_->flat(place);
+  guard_->BeforeChange();  // a save reads it yet
+  FlatParameter& flat = guard_->model().flat(place);
   const absl::Status written =
       CatchTorch("Engine::SetOptimizerState", [&]() -> absl::Status {
         TESSERA_RETURN_IF_ERROR(flat.AwaitUpdated());
-        parts_->optimizer->SetWritten(place.flat);
+        optimization_.optimizer()->SetWritten(place.flat);
         if (shaped.defined()) {
           TorchScope scope;
           shaped.copy_(value);
@@ -306,8 +314,8 @@ absl::Status NamedAccess::SetState(absl::string_view name,
         TESSERA_RETURN_IF_ERROR(WriteState(place, value, owned));
         return raised.Commit();
       });
-  if (!written.ok()) parts_->FailTiers(written);
-  return parts_->comm->AgreeOk(written, "Engine::SetOptimizerState");
+  if (!written.ok()) guard_->FailTiers(written);
+  return guard_->comm()->AgreeOk(written, "Engine::SetOptimizerState");
 }
 
 }  // namespace tessera

@@ -13,15 +13,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "engine/parts/engine_parts.h"
-#include "engine/parts/engine_types.h"
+#include "engine/parts/optimization.h"
+#include "engine/parts/update_guard.h"
 
 namespace tessera {
 
 class NamedAccess {
  public:
-  // `parts` outlives this.
-  explicit NamedAccess(EngineParts* parts) : parts_(parts) {}
+  // `guard` and `optimization` outlive this.
+  NamedAccess(UpdateGuard* guard, Optimization* optimization)
+      : guard_(guard), optimization_(*optimization) {}
 
   absl::StatusOr<at::Tensor> Parameter(absl::string_view name);
   absl::StatusOr<at::Tensor> Master(absl::string_view name);
@@ -35,6 +36,8 @@ class NamedAccess {
                         const at::Tensor& value);
 
  private:
+  // As ShardedModel's; FailedPrecondition where the engine is not open.
+  absl::StatusOr<ParameterRef> Find(absl::string_view name) const;
   // The others may be in the collective that this rank did not come to.
   absl::StatusOr<at::Tensor> Announced(absl::StatusOr<at::Tensor> result);
   absl::StatusOr<at::Tensor> WholeCopy(const ParameterRef& place,
@@ -62,7 +65,8 @@ class NamedAccess {
   absl::Status WriteState(const ParameterRef& place, const at::Tensor& value,
                           const Owned& state);
 
-  EngineParts* const parts_;
+  UpdateGuard* const guard_;
+  Optimization& optimization_;
 };
 
 }  // namespace tessera

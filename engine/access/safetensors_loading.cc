@@ -165,22 +165,22 @@ absl::Status OpenFiles(const std::string& path, Loading* loading) {
 }
 
 // On the program's own thread: `options` may call it.
-absl::Status PlanLoading(const EngineParts& parts,
+absl::Status PlanLoading(const ShardedModel& model,
                          const LoadSafetensorsOptions& options,
                          Loading* loading) {
   TESSERA_ASSIGN_OR_RETURN(
-      loading->plan, PlanSafetensors(*parts.module, *loading->file, options));
+      loading->plan, PlanSafetensors(model.module(), *loading->file, options));
   absl::StrAppend(&loading->print, ", ", PrintOf(loading->plan));
   return absl::OkStatus();
 }
 
 // Each rank compares a part. Without `strict` the first of two is taken, and
 // the other is named. COLLECTIVE.
-absl::Status CheckTies(const EngineParts& parts, bool strict,
+absl::Status CheckTies(const ShardedModel& model, bool strict,
                        Loading* loading) {
-  const Communicator& comm = *parts.comm;
+  const Communicator& comm = *model.comm();
   for (const SafetensorsTie& tie : loading->plan.ties) {
-    const absl::Status same = RunTogether(parts.comm.get(), kWhere, [&] {
+    const absl::Status same = RunTogether(model.comm(), kWhere, [&] {
       return CompareTie(*loading->file, tie, comm.rank(), comm.world_size());
     });
     if (strict || !absl::IsInvalidArgument(same)) {
@@ -197,14 +197,14 @@ absl::Status CheckTies(const EngineParts& parts, bool strict,
 }
 
 // Which parameter of a flat is read from where; all else is read now.
-absl::Status ReadPlain(const EngineParts& parts, Loading* loading) {
-  for (const auto& flat : parts.flats) {
+absl::Status ReadPlain(const ShardedModel& model, Loading* loading) {
+  for (const auto& flat : model.flats()) {
     loading->sources.emplace_back(flat->parameters().size());
   }
   absl::flat_hash_map<const void*, Source*> sharded;
-  for (size_t u = 0; u < parts.flats.size(); ++u) {
+  for (size_t u = 0; u < model.flats().size(); ++u) {
     for (size_t i = 0; i < loading->sources[u].size(); ++i) {
-      sharded[parts.flats[u]->parameters()[i].tensor.unsafeGetTensorImpl()] =
+      sharded[model.flats()[u]->parameters()[i].tensor.unsafeGetTensorImpl()] =
           &loading->sources[u][i];
     }
   }
@@ -225,7 +225,7 @@ absl::Status ReadPlain(const EngineParts& parts, Loading* loading) {
 
 // Reads what this rank owns of a flat; where all ranks could, it becomes the
 // flat's. Otherwise the flat is what it was. COLLECTIVE.
-absl::Status LoadFlat(const Loading& loading, const EngineParts& parts,
+absl::Status LoadFlat(const Loading& loading, const ShardedModel& model,
                       size_t u, bool* could_read) {
   const Sources& sources = loading.sources[u];
   if (std::all_of(sources.begin(), sources.end(), [](const Source& source) {
@@ -233,9 +233,9 @@ absl::Status LoadFlat(const Loading& loading, const EngineParts& parts,
       })) {
     return absl::OkStatus();
   }
-  FlatParameter& flat = *parts.flats[u];
+  FlatParameter& flat = *model.flats()[u];
   absl::StatusOr<FlatBuffer> values = absl::UnknownError("not read");
-  const absl::Status agreed = RunTogether(parts.comm.get(), kWhere, [&] {
+  const absl::Status agreed = RunTogether(model.comm(), kWhere, [&] {
     values = ReadOwned(*loading.file, sources, &flat);
     return values.status();
   });
@@ -253,21 +253,22 @@ absl::Status LoadFlat(const Loading& loading, const EngineParts& parts,
 }
 
 // All flats and plain values. COLLECTIVE.
-absl::Status LoadAll(const Loading& loading, EngineParts* parts) {
-  ExclusiveScope exclusive(parts, kWhere);
+absl::Status LoadAll(const Loading& loading, UpdateGuard* guard) {
+  ExclusiveScope exclusive(guard, kWhere);
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   bool could_read = true;
-  for (size_t u = 0; u < parts->flats.size(); ++u) {
-    const absl::Status status = LoadFlat(loading, *parts, u, &could_read);
+  for (size_t u = 0; u < guard->model().flats().size(); ++u) {
+    const absl::Status status =
+        LoadFlat(loading, guard->model(), u, &could_read);
     if (status.ok()) continue;
     if (could_read) {
-      parts->FailTiers(status);
+      guard->FailTiers(status);
       return exclusive.Fail(status);
     }
     if (u == 0) return exclusive.Commit(status);
     return exclusive.Commit(absl::Status(
         status.code(), absl::StrCat(status.message(), "; units before [",
-                                    parts->flats[u]->name(),
+                                    guard->model().flats()[u]->name(),
                                     "] have the file's values already")));
   }
   const absl::Status written = CatchTorch(kWhere, [&] {
@@ -280,25 +281,25 @@ absl::Status LoadAll(const Loading& loading, EngineParts* parts) {
 }  // namespace
 
 absl::StatusOr<LoadSafetensorsReport> LoadSafetensors(
-    EngineParts* parts, const std::string& path,
+    UpdateGuard* guard, const std::string& path,
     const LoadSafetensorsOptions& options) {
-  TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
-  TESSERA_RETURN_IF_ERROR(parts->CheckNotAveraged());
+  TESSERA_RETURN_IF_ERROR(guard->life().CheckOpen());
+  TESSERA_RETURN_IF_ERROR(guard->life().CheckNotAveraged());
   // What is asked for here is gone when it returns, and plans do not count it.
-  const NoMemoryLimit unlimited(&LedgerOf(parts->device()));
-  Communicator* const comm = parts->comm.get();
+  const NoMemoryLimit unlimited(&LedgerOf(guard->model().device()));
+  Communicator* const comm = guard->comm();
   Loading loading;
   TESSERA_RETURN_IF_ERROR(
       RunTogether(comm, kWhere, [&] { return OpenFiles(path, &loading); }));
   const absl::Status planned = CatchTorch(
-      kWhere, [&] { return PlanLoading(*parts, options, &loading); });
+      kWhere, [&] { return PlanLoading(guard->model(), options, &loading); });
   TESSERA_RETURN_IF_ERROR(RunTogether(comm, kWhere, [&] {
-    return planned.ok() ? ReadPlain(*parts, &loading) : planned;
+    return planned.ok() ? ReadPlain(guard->model(), &loading) : planned;
   }));
   TESSERA_RETURN_IF_ERROR(
       CheckSame(loading.print, "safetensors file, or its options,", comm));
-  TESSERA_RETURN_IF_ERROR(CheckTies(*parts, options.strict, &loading));
-  TESSERA_RETURN_IF_ERROR(LoadAll(loading, parts));
+  TESSERA_RETURN_IF_ERROR(CheckTies(guard->model(), options.strict, &loading));
+  TESSERA_RETURN_IF_ERROR(LoadAll(loading, guard));
   LoadSafetensorsReport report;
   report.missing = loading.plan.missing;
   report.unexpected = loading.plan.unexpected;

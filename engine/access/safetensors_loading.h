@@ -6,14 +6,14 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "engine/parts/engine_parts.h"
 #include "engine/parts/engine_types.h"
+#include "engine/parts/update_guard.h"
 
 namespace tessera {
 
 // As Engine::LoadSafetensors. COLLECTIVE.
 absl::StatusOr<LoadSafetensorsReport> LoadSafetensors(
-    EngineParts* parts, const std::string& path,
+    UpdateGuard* guard, const std::string& path,
     const LoadSafetensorsOptions& options);
 
 }  // namespace tessera

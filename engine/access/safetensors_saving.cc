@@ -58,7 +58,7 @@ absl::Status WriteOwn(CheckpointContent content, SafetensorsExport* files) {
 absl::Status WriteSafetensorsOf(const TrainingState& state,
                                 const std::string& dir,
                                 const SaveSafetensorsOptions& options) {
-  Communicator* const comm = state.comm;
+  Communicator* const comm = state.comm();
   TESSERA_RETURN_IF_ERROR(comm->AgreeEqual(dir, "folder of safetensors files"));
   TESSERA_ASSIGN_OR_RETURN(CheckpointContent content, ContentOf(state, ""));
   AwaitDevices(content.pieces);

@@ -32,20 +32,20 @@ absl::Status Saver::Save(const std::string& dir, const TrainingState& state,
                          absl::string_view client_state,
                          PendingSaveOptions options, OnEnd on_end) {
   Settle();
-  TESSERA_RETURN_IF_ERROR(state.comm->AgreeOk(
+  TESSERA_RETURN_IF_ERROR(state.comm()->AgreeOk(
       on_end ? absl::OkStatus() : std::exchange(failed_, absl::OkStatus()),
       "SaveCheckpoint: the save before"));
   failed_and_told_ = absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(MakeLinks(state.comm, options));
+  TESSERA_RETURN_IF_ERROR(MakeLinks(state.comm(), options));
   TESSERA_ASSIGN_OR_RETURN(CheckpointContent content,
                            ContentOf(state, client_state));
   TESSERA_ASSIGN_OR_RETURN(
-      pending_, PendingSave::Begin(dir, std::move(content), state.comm, &links_,
-                                   options));
+      pending_, PendingSave::Begin(dir, std::move(content), state.comm(),
+                                   &links_, options));
   on_end_ = std::move(on_end);
   if (options.async) {
     pending_name_ =
-        absl::StrCat("the checkpoint of step ", state.step, " in ", dir);
+        absl::StrCat("the checkpoint of step ", state.place.step, " in ", dir);
     return absl::OkStatus();
   }
   return End();

@@ -10,7 +10,6 @@
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "engine/parts/exclusive_scope.h"
-#include "engine/parts/write_checks.h"
 #include "sharding/flat/whole_values.h"
 #include "torch/nn/module.h"
 
@@ -27,9 +26,9 @@ at::Tensor CopyOnHost(const at::Tensor& value) {
 using Values = absl::flat_hash_map<const void*, at::Tensor>;
 
 // Of all flats, one at a time. COLLECTIVE.
-absl::StatusOr<Values> GatherMasters(const EngineParts& parts, bool keeps) {
+absl::StatusOr<Values> GatherMasters(const ShardedModel& model, bool keeps) {
   Values values;
-  for (const auto& flat : parts.flats) {
+  for (const auto& flat : model.flats()) {
     TESSERA_ASSIGN_OR_RETURN(const Raised raised,
                              Raised::Of(flat->masters_buffer()));
     TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
@@ -67,39 +66,40 @@ absl::Status AddAll(const torch::nn::Module& module, const Values& values,
 
 }  // namespace
 
-absl::StatusOr<StateDict> FullStateDict(EngineParts* parts,
+absl::StatusOr<StateDict> FullStateDict(UpdateGuard* guard, WriteChecks* writes,
                                         const StateDictOptions& options) {
   constexpr char kWhere[] = "Engine::FullStateDict";
-  TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
+  TESSERA_RETURN_IF_ERROR(guard->life().CheckOpen());
   // Of one unit after another, which plans do not count.
-  const NoMemoryLimit unlimited(&LedgerOf(parts->device()));
-  ExclusiveScope exclusive(parts, kWhere);
+  const NoMemoryLimit unlimited(&LedgerOf(guard->model().device()));
+  ExclusiveScope exclusive(guard, kWhere);
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
-  const absl::Status equal = CheckBeforeSave(parts);
+  const absl::Status equal = writes->CheckBeforeSave();
   if (!equal.ok()) return exclusive.Commit(equal);
-  const bool keeps = !options.rank0_only || parts->comm->rank() == 0;
+  const bool keeps = !options.rank0_only || guard->comm()->rank() == 0;
   const absl::StatusOr<Values> values =
-      CatchTorch(kWhere, [&] { return GatherMasters(*parts, keeps); });
+      CatchTorch(kWhere, [&] { return GatherMasters(guard->model(), keeps); });
   if (!values.ok()) return exclusive.Fail(values.status());
   // Nothing has changed, so an error of one rank ends nothing.
   TESSERA_RETURN_IF_ERROR(exclusive.Commit());
   StateDict dict;
   const absl::Status named =
-      keeps ? AddAll(*parts->module, *values, &dict) : absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(parts->comm->AgreeOk(named, kWhere));
+      keeps ? AddAll(guard->model().module(), *values, &dict)
+            : absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(guard->comm()->AgreeOk(named, kWhere));
   return dict;
 }
 
 absl::StatusOr<std::vector<ParameterShard>> ShardedStateDict(
-    EngineParts* parts) {
+    UpdateGuard* guard) {
   constexpr char kWhere[] = "Engine::ShardedStateDict";
-  TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
-  ExclusiveScope exclusive(parts, kWhere);
+  TESSERA_RETURN_IF_ERROR(guard->life().CheckOpen());
+  ExclusiveScope exclusive(guard, kWhere);
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   std::vector<ParameterShard> shards;
   const absl::Status copied = CatchTorch(kWhere, [&]() -> absl::Status {
     TorchScope scope;
-    for (const auto& flat : parts->flats) {
+    for (const auto& flat : guard->model().flats()) {
       TESSERA_ASSIGN_OR_RETURN(const Raised raised,
                                Raised::Of(flat->masters_buffer()));
       const at::Tensor masters = flat->masters();
@@ -120,7 +120,7 @@ absl::StatusOr<std::vector<ParameterShard>> ShardedStateDict(
   });
   // Nothing has changed, so an error of one rank ends nothing.
   TESSERA_RETURN_IF_ERROR(exclusive.Commit());
-  TESSERA_RETURN_IF_ERROR(parts->comm->AgreeOk(copied, kWhere));
+  TESSERA_RETURN_IF_ERROR(guard->comm()->AgreeOk(copied, kWhere));
   return shards;
 }
 

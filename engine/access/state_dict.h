@@ -5,16 +5,17 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/parts/engine_parts.h"
 #include "engine/parts/engine_types.h"
+#include "engine/parts/update_guard.h"
+#include "engine/parts/write_checks.h"
 
 namespace tessera {
 
 // As Engine::FullStateDict and Engine::ShardedStateDict. COLLECTIVE.
-absl::StatusOr<StateDict> FullStateDict(EngineParts* parts,
+absl::StatusOr<StateDict> FullStateDict(UpdateGuard* guard, WriteChecks* writes,
                                         const StateDictOptions& options);
 absl::StatusOr<std::vector<ParameterShard>> ShardedStateDict(
-    EngineParts* parts);
+    UpdateGuard* guard);
 
 }  // namespace tessera
 #endif  // ENGINE_ACCESS_STATE_DICT_H_

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ATen/MemoryOverlap.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch/tensor_over.h"
@@ -61,6 +62,26 @@ absl::Status Staging::Allocate() {
 at::Tensor Staging::Numbers(size_t i) const {
   const WantedElements& of = wanted_[i];
   return TensorOver(of.to, {of.end - of.begin}, {1}, dtypes_[i], at::kCPU);
+}
+
+absl::Status StateReads::CheckWritable(const StateMatch& match) const {
+  for (const StateTable::Plain& plain : table_.plain()) {
+    const at::Tensor& t = plain.tensor;
+    if (!match.plain(static_cast<size_t>(&plain - table_.plain().data()))
+             .loaded()) {
+      continue;
+    }
+    if (!t.is_inference() && !t.is_conj() && !t.is_neg() &&
+        at::has_internal_overlap(t) != at::MemOverlap::Yes) {
+      continue;
+    }
+    return absl::FailedPreconditionError(absl::StrCat(
+        "'", table_.NamesOf(t)[0],
+        "' cannot be written in place (expanded, "
+        "conjugated or negated without a copy, or of inference mode); "
+        "register a clone of it"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status StateReads::Plan(const StateMatch& match, bool with_states,

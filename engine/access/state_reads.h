@@ -63,6 +63,9 @@ class StateReads {
         table_(table),
         manifest_(manifest) {}
 
+  // Tensors that each rank has whole are written in place, which those that
+  // `match` finds must allow. LOCAL. FailedPrecondition.
+  absl::Status CheckWritable(const StateMatch& match) const;
   // All that this rank has of what `match` finds; of flats the values alone
   // unless `with_states`, and then `shaped` (StateTable::FindShaped), too.
   // Takes the memory that it is read to. LOCAL. ResourceExhausted.

@@ -2,7 +2,7 @@
 // wrote before the scope must stay when the scope takes its own writes back; so
 // it goes to the masters first. And while the scope is open no update may come
 // between, as it would take half of what is being written: so everything that
-// enters an ExclusiveScope is refused until Close (EngineParts::summoned).
+// enters an ExclusiveScope is refused until Close (EngineLife::summoned).
 //
 // Why rank 0's hold is told to the others. Where gathers are collectives the
 // others must take part in the one that makes the unit whole there, and then
@@ -33,8 +33,8 @@ constexpr char kClose[] = "SummonScope::Close";
 
 // Numbers of the flats that these parameters are in, each once, in order.
 absl::StatusOr<std::vector<size_t>> FlatsOf(
-    const EngineParts& parts, const std::vector<at::Tensor>& parameters) {
-  const auto& all = parts.flats;
+    const UpdateGuard& guard, const std::vector<at::Tensor>& parameters) {
+  const auto& all = guard.model().flats();
   absl::flat_hash_map<const void*, size_t> flat_of;
   for (size_t u = 0; u < all.size(); ++u) {
     for (const auto& p : all[u]->parameters()) {
@@ -50,7 +50,7 @@ absl::StatusOr<std::vector<size_t>> FlatsOf(
           " is no parameter that this engine shards: expected "
           "the module's own tensors, not views or copies of them"));
     }
-    if (parts.summoned.contains(all[found->second].get())) {
+    if (guard.life().summoned(all[found->second].get())) {
       return absl::FailedPreconditionError(absl::StrCat(
           "[", all[found->second]->name(),
           "] the unit is in another scope of Engine::Summon; Close() that one "
@@ -64,21 +64,21 @@ absl::StatusOr<std::vector<size_t>> FlatsOf(
 }
 
 // All ranks gave the same. COLLECTIVE.
-absl::Status CheckSameRequest(const EngineParts& parts,
+absl::Status CheckSameRequest(const ShardedModel& model,
                               const std::vector<size_t>& flats,
                               const SummonOptions& options) {
   std::vector<std::string> names;
-  for (const size_t u : flats) names.push_back(parts.flats[u]->name());
+  for (const size_t u : flats) names.push_back(model.flats()[u]->name());
   return CheckSame(
       absl::StrCat(absl::StrJoin(names, ", "), "; rank0_only ",
                    options.rank0_only, ", writeback ", options.writeback),
-      "list of units, or the options, of Engine::Summon", parts.comm.get());
+      "list of units, or the options, of Engine::Summon", model.comm());
 }
 
 // What was written into a flat is taken. COLLECTIVE. On an error nothing is.
-absl::Status TakeWrites(EngineParts* parts, FlatParameter* flat,
+absl::Status TakeWrites(UpdateGuard* guard, FlatParameter* flat,
                         absl::string_view where) {
-  ExclusiveScope scope(parts, where);
+  ExclusiveScope scope(guard, where);
   TESSERA_RETURN_IF_ERROR(scope.BeginOne(flat));
   // Not all ranks had it whole in the same way.
   flat->DropSecondary();
@@ -103,74 +103,76 @@ absl::StatusOr<std::vector<at::Tensor>> ParametersByName(
   return parameters;
 }
 
-Summoned::Summoned(const std::shared_ptr<EngineParts>& parts,
+Summoned::Summoned(const std::shared_ptr<UpdateGuard>& guard,
                    const SummonOptions& options,
                    std::vector<at::Tensor> parameters)
-    : parts_(parts),
+    : guard_(guard),
       options_(options),
-      holds_(!options.rank0_only || parts->comm->rank() == 0),
+      holds_(!options.rank0_only || guard->comm()->rank() == 0),
       parameters_(std::move(parameters)) {}
 
 absl::StatusOr<std::unique_ptr<Summoned>> Summoned::Open(
-    const std::shared_ptr<EngineParts>& parts,
+    const std::shared_ptr<UpdateGuard>& guard,
     absl::StatusOr<std::vector<at::Tensor>> parameters,
     const SummonOptions& options) {
-  TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
+  TESSERA_RETURN_IF_ERROR(guard->life().CheckOpen());
   const absl::StatusOr<std::vector<size_t>> flats =
-      parameters.ok() ? FlatsOf(*parts, *parameters) : parameters.status();
-  TESSERA_RETURN_IF_ERROR(parts->comm->AgreeOk(flats.status(), kWhere));
-  TESSERA_RETURN_IF_ERROR(CheckSameRequest(*parts, *flats, options));
+      parameters.ok() ? FlatsOf(*guard, *parameters) : parameters.status();
+  TESSERA_RETURN_IF_ERROR(guard->comm()->AgreeOk(flats.status(), kWhere));
+  TESSERA_RETURN_IF_ERROR(CheckSameRequest(guard->model(), *flats, options));
   // What was written before is not taken back.
   for (const size_t u : *flats) {
     TESSERA_RETURN_IF_ERROR(
-        TakeWrites(parts.get(), parts->flats[u].get(), kWhere));
+        TakeWrites(guard.get(), guard->model().flats()[u].get(), kWhere));
   }
   std::unique_ptr<Summoned> summoned(
-      new Summoned(parts, options, *std::move(parameters)));
+      new Summoned(guard, options, *std::move(parameters)));
   absl::Status mine;
   for (const size_t u : *flats) {
     mine.Update(CatchTorch(kWhere, [&] {  //
-      return summoned->Hold(parts.get(), u);
+      return summoned->Hold(guard.get(), u);
     }));
-    parts->schedule->EndPass();  // frees it again where it is not held
+    guard->model()
+        .schedule()
+        ->EndPass();  // frees it again where it is not held
   }
-  const absl::Status agreed = parts->comm->AgreeOk(mine, kWhere);
+  const absl::Status agreed = guard->comm()->AgreeOk(mine, kWhere);
   if (agreed.ok()) return summoned;
   summoned->Drop();
   return agreed;
 }
 
-absl::Status Summoned::Hold(EngineParts* parts, size_t u) {
-  const std::shared_ptr<FlatParameter>& flat = parts->flats[u];
+absl::Status Summoned::Hold(UpdateGuard* guard, size_t u) {
+  const std::shared_ptr<FlatParameter>& flat = guard->model().flats()[u];
   Summoning summoning(flat.get());
   TESSERA_RETURN_IF_ERROR(holds_ ? summoning.Begin()
                                  : summoning.BeginElsewhere(0));
   flats_.push_back(flat);
-  parts->summoned.insert(flat.get());
+  guard->life().BeginSummon(flat.get());
   return absl::OkStatus();
 }
 
 absl::Status Summoned::Close() {
   if (flats_.empty()) return absl::OkStatus();
-  const std::shared_ptr<EngineParts> parts = parts_.lock();
-  if (parts == nullptr) {
+  const std::shared_ptr<UpdateGuard> guard = guard_.lock();
+  if (guard == nullptr) {
     return absl::FailedPreconditionError(
         "SummonScope::Close: its engine was destroyed");
   }
-  TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
+  TESSERA_RETURN_IF_ERROR(guard->life().CheckOpen());
   ReleaseNodePins();
-  parts->schedule->EndPass();
+  guard->model().schedule()->EndPass();
   while (!flats_.empty()) {
     FlatParameter* const flat = flats_.front().get();
     TESSERA_RETURN_IF_ERROR(
-        CatchTorch(kClose, [&] { return CloseFlat(parts.get(), flat); }));
-    parts->summoned.erase(flat);
+        CatchTorch(kClose, [&] { return CloseFlat(guard.get(), flat); }));
+    guard->life().EndSummon(flat);
     flats_.erase(flats_.begin());
   }
   return absl::OkStatus();
 }
 
-absl::Status Summoned::CloseFlat(EngineParts* parts, FlatParameter* flat) {
+absl::Status Summoned::CloseFlat(UpdateGuard* guard, FlatParameter* flat) {
   Summoning summoning(flat);
   const bool keeps = options_.writeback;
   const bool receives = keeps && !holds_;
@@ -179,14 +181,14 @@ absl::Status Summoned::CloseFlat(EngineParts* parts, FlatParameter* flat) {
       : receives
           ? CatchTorch(kClose, [&] { return summoning.PrepareReceive(); })
           : absl::OkStatus();
-  const absl::Status agreed = parts->comm->AgreeOk(mine, kClose);
+  const absl::Status agreed = guard->comm()->AgreeOk(mine, kClose);
   if (!agreed.ok()) {
     if (receives && mine.ok()) summoning.DropReceived();
     return agreed;
   }
   if (keeps && options_.rank0_only) {
     const absl::Status sent = summoning.BroadcastWritten(0);
-    if (!sent.ok()) return ExclusiveScope::FailAll(parts, sent);
+    if (!sent.ok()) return ExclusiveScope::FailAll(guard, sent);
   }
   if (holds_) {
     summoning.End(keeps);
@@ -194,7 +196,7 @@ absl::Status Summoned::CloseFlat(EngineParts* parts, FlatParameter* flat) {
     summoning.EndElsewhere();
   }
   if (!keeps) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(TakeWrites(parts, flat, kClose));
+  TESSERA_RETURN_IF_ERROR(TakeWrites(guard, flat, kClose));
   for (const auto& p : flat->parameters()) {
     const bool given =
         std::any_of(parameters_.begin(), parameters_.end(),
@@ -205,7 +207,7 @@ absl::Status Summoned::CloseFlat(EngineParts* parts, FlatParameter* flat) {
 }
 
 void Summoned::Drop() {
-  const std::shared_ptr<EngineParts> parts = parts_.lock();
+  const std::shared_ptr<UpdateGuard> guard = guard_.lock();
   for (const auto& flat : flats_) {
     const absl::Status dropped = CatchTorch(kWhere, [&] {
       if (holds_) {
@@ -215,7 +217,7 @@ void Summoned::Drop() {
       }
     });
     if (!dropped.ok()) TESSERA_LOG(ERROR) << dropped.ToString();
-    if (parts != nullptr) parts->summoned.erase(flat.get());
+    if (guard != nullptr) guard->life().EndSummon(flat.get());
   }
   flats_.clear();
 }

@@ -11,8 +11,8 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/parts/engine_parts.h"
 #include "engine/parts/engine_types.h"
+#include "engine/parts/update_guard.h"
 
 namespace tessera {
 
@@ -22,10 +22,10 @@ absl::StatusOr<std::vector<at::Tensor>> ParametersByName(
 
 class Summoned {
  public:
-  // Makes the units of `parameters`, or where these are an error says so to all
-  // ranks. As Engine::Summon. COLLECTIVE.
+  // `guard` goes with its engine. Makes the units of `parameters`, or where
+  // these are an error says so to all ranks. As Engine::Summon. COLLECTIVE.
   static absl::StatusOr<std::unique_ptr<Summoned>> Open(
-      const std::shared_ptr<EngineParts>& parts,
+      const std::shared_ptr<UpdateGuard>& guard,
       absl::StatusOr<std::vector<at::Tensor>> parameters,
       const SummonOptions& options);
   // Without Close: takes back what was written, also where the engine is gone.
@@ -38,13 +38,13 @@ class Summoned {
   absl::Status Close();
 
  private:
-  Summoned(const std::shared_ptr<EngineParts>& parts,
+  Summoned(const std::shared_ptr<UpdateGuard>& guard,
            const SummonOptions& options, std::vector<at::Tensor> parameters);
-  absl::Status Hold(EngineParts* parts, size_t u);
-  absl::Status CloseFlat(EngineParts* parts, FlatParameter* flat);
+  absl::Status Hold(UpdateGuard* guard, size_t u);
+  absl::Status CloseFlat(UpdateGuard* guard, FlatParameter* flat);
   void Drop();
 
-  const std::weak_ptr<EngineParts> parts_;  // the engine's, while it is there
+  const std::weak_ptr<UpdateGuard> guard_;  // the engine's, while it is there
   const SummonOptions options_;
   const bool holds_;  // this rank does
   const std::vector<at::Tensor> parameters_;

@@ -11,12 +11,15 @@
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
 #include "checkpoint/checkpoint.h"
+#include "config/config.pb.h"
+#include "config/config_text.h"
 #include "engine/access/own_values.h"
 #include "engine/access/state_table.h"
 #include "engine/parts/version.h"
 #include "optim/custom/custom_optimizer.h"
 #include "optim/kernels/block8.h"
 #include "optim/kernels/option_names.h"
+#include "optim/schedule/plateau.h"
 #include "torch/version.h"
 
 namespace tessera {
@@ -41,11 +44,12 @@ at::Tensor NumbersOf(const at::Tensor& tensor) {
 // elements take equal shares.
 Range ShareOf(const TrainingState& state, const FlatParameter& flat) {
   const bool sharded = flat.stage().sharded_optimizer;
-  const int rank = state.comm->rank();
-  const int holders = sharded
-                          ? state.comm->world_size() / state.shard_group_size
-                          : state.comm->world_size();
-  const int number = sharded ? rank / state.shard_group_size : rank;
+  const int rank = state.comm()->rank();
+  const int holders = sharded ? state.comm()->world_size() /
+                                    state.model.ranks().shard->world_size()
+                              : state.comm()->world_size();
+  const int number =
+      sharded ? rank / state.model.ranks().shard->world_size() : rank;
   const Range owned = flat.owned();
   const int64_t cuts = (owned.numel() + kCutElements - 1) / kCutElements;
   const auto cut = [&](int part) {
@@ -94,7 +98,8 @@ absl::Status AddPieces(const TrainingState& state, const StateTable& table,
                        CheckpointContent* content) {
   for (size_t s = 0; s < table.slots().size(); ++s) {
     const StateTable::Slot& slot = table.slots()[s];
-    const FlatParameter& flat = *state.flats[static_cast<size_t>(slot.flat)];
+    const FlatParameter& flat =
+        *state.model.flats()[static_cast<size_t>(slot.flat)];
     const Range part = table.Part(slot, ShareOf(state, flat));
     if (part.empty()) continue;
     int number = 0;
@@ -145,7 +150,7 @@ absl::Status AddPlain(const TrainingState& state, const StateTable& table,
   }
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> all,
-      state.comm->AllGatherStrings(prints, CommTag{"checkpoint buffers"}));
+      state.comm()->AllGatherStrings(prints, CommTag{"checkpoint buffers"}));
   const int first = static_cast<int>(table.slots().size());
   std::vector<size_t> bytes(all.size(), 0);  // that each writes
   for (size_t i = 0; i < numbers.size(); ++i) {
@@ -158,7 +163,7 @@ absl::Status AddPlain(const TrainingState& state, const StateTable& table,
     const auto writer =
         same ? std::min_element(bytes.begin(), bytes.end()) : bytes.begin();
     *writer += numbers[i].nbytes();
-    if (writer - bytes.begin() == state.comm->rank()) {
+    if (writer - bytes.begin() == state.comm()->rank()) {
       if (numbers[i].numel() == 0) continue;
       content->pieces.push_back(
           {first + static_cast<int>(i), 0, 0, numbers[i]});
@@ -179,7 +184,8 @@ void AddShaped(const TrainingState& state, const StateTable& table,
     const at::Tensor values = table.ValuesOf(shaped);
     if (!values.defined()) continue;
     const int storage = number++;
-    const bool mine = storage % state.comm->world_size() == state.comm->rank();
+    const bool mine =
+        storage % state.comm()->world_size() == state.comm()->rank();
     if (!mine || values.numel() == 0) continue;
     SavedPiece piece;
     piece.storage = storage;
@@ -194,14 +200,14 @@ void AddShaped(const TrainingState& state, const StateTable& table,
 // Those that are not as configured.
 void DescribeOptions(const TrainingState& state,
                      proto::CheckpointTraining* training) {
-  for (size_t g = 0; g < state.groups->options.size(); ++g) {
-    const OptimizerOptions& set = state.groups->options[g];
-    const OptimizerOptions& configured = (*state.configured_options)[g];
+  for (size_t g = 0; g < state.groups.groups().options.size(); ++g) {
+    const OptimizerOptions& set = state.groups.groups().options[g];
+    const OptimizerOptions& configured = state.groups.configured()[g];
     for (const std::string& name : OptionNames(set.algorithm)) {
       const double value = *OptionOf(name, set);
       if (value == *OptionOf(name, configured)) continue;
       proto::CheckpointOption* const option = training->add_options();
-      option->set_group(state.groups->names[g]);
+      option->set_group(state.groups.groups().names[g]);
       option->set_name(name);
       option->set_value(value);
     }
@@ -210,13 +216,14 @@ void DescribeOptions(const TrainingState& state,
 
 void DescribeAverages(const TrainingState& state,
                       proto::CheckpointTraining* training) {
-  for (size_t g = 0; g < state.groups->options.size(); ++g) {
-    if (state.groups->options[g].algorithm != Algorithm::kScheduleFree) {
+  for (size_t g = 0; g < state.groups.groups().options.size(); ++g) {
+    if (state.groups.groups().options[g].algorithm !=
+        Algorithm::kScheduleFree) {
       continue;
     }
-    const AverageWeights& weights = state.optimizer->average_weights()[g];
+    const AverageWeights& weights = state.optimizer()->average_weights()[g];
     proto::CheckpointAverage* const average = training->add_averages();
-    average->set_group(state.groups->names[g]);
+    average->set_group(state.groups.groups().names[g]);
     average->set_steps(weights.steps);
     average->set_sum(weights.sum);
     average->set_largest_rate(weights.largest_rate);
@@ -225,46 +232,46 @@ void DescribeAverages(const TrainingState& state,
 
 void DescribeTraining(const TrainingState& state,
                       proto::CheckpointTraining* training) {
-  training->set_world_size(state.comm->world_size());
-  training->set_stage(state.stage);
-  training->set_config(state.config);
+  training->set_world_size(state.comm()->world_size());
+  training->set_stage(state.model.stage());
+  training->set_config(ConfigToJson(state.config));
   training->set_libtorch(TORCH_VERSION);
   training->set_tessera(kTesseraVersion);
-  if (state.device.is_cuda()) {
+  if (state.model.device().is_cuda()) {
     training->set_cuda(
         absl::StrCat(at::detail::getCUDAHooks().versionCUDART()));
   }
-  training->set_backend(std::string(state.comm->backend()));
-  if (state.optimizer != nullptr) {
-    training->set_optimizer(state.optimizer->name());
+  training->set_backend(std::string(state.comm()->backend()));
+  if (state.optimizer() != nullptr) {
+    training->set_optimizer(state.optimizer()->name());
     DescribeOptions(state, training);
     DescribeAverages(state, training);
   }
-  if (state.plateau != nullptr) {
-    const PlateauState& plateau = state.plateau->state();
+  if (state.groups.plateau() != nullptr) {
+    const PlateauState& plateau = state.groups.plateau()->state();
     training->mutable_plateau()->set_best(plateau.best);
     training->mutable_plateau()->set_bad_reports(plateau.bad_reports);
     training->mutable_plateau()->set_cooldown_left(plateau.cooldown_left);
     training->mutable_plateau()->set_reductions(plateau.reductions);
   }
-  if (state.scaler != nullptr) {
-    const LossScalerState scaler = state.scaler->state();
+  if (state.scaler() != nullptr) {
+    const LossScalerState scaler = state.scaler()->state();
     training->set_loss_scale(scaler.scale);
     training->set_clean_steps(scaler.clean_steps);
     training->set_hysteresis_left(scaler.hysteresis_left);
   }
-  training->set_skipped_steps(state.skipped_steps);
-  training->set_samples(state.samples);
-  training->set_train_batch_size(state.batch);
+  training->set_skipped_steps(state.place.skipped_steps);
+  training->set_samples(state.place.samples);
+  training->set_train_batch_size(state.config.train_batch_size());
 }
 
 // What no checkpoint can hold is not left out in silence.
 absl::Status CheckCanBeHeld(const TrainingState& state,
                             const StateTable& table) {
-  if (state.optimizer != nullptr && state.optimizer->is_custom() &&
-      state.groups->options[0].custom->keeps_states) {
+  if (state.optimizer() != nullptr && state.optimizer()->is_custom() &&
+      state.groups.groups().options[0].custom->keeps_states) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "the optimizer '", state.groups->options[0].custom->name,
+        "the optimizer '", state.groups.groups().options[0].custom->name,
         "' keeps states of its own, which a checkpoint cannot hold; say what "
         "they are (TorchStates of FromTorch), or save parameters alone "
         "(SaveSafetensors)"));
@@ -288,22 +295,23 @@ absl::Status CheckCanBeHeld(const TrainingState& state,
 absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
                                             absl::string_view client_state) {
   TorchScope scope;
-  const StateTable table(state.flats, state.optimizer, state.module);
+  const StateTable table(state.model.flats(), state.optimizer(),
+                         state.model.module());
   TESSERA_RETURN_IF_ERROR(
-      state.comm->AgreeOk(CheckCanBeHeld(state, table), "saving"));
+      state.comm()->AgreeOk(CheckCanBeHeld(state, table), "saving"));
   CheckpointContent content;
-  content.head.set_step(state.step);
+  content.head.set_step(state.place.step);
   table.Describe(&content.head);
   DescribeTraining(state, content.head.mutable_training());
   // Rank 0's counts, and numbers of others' pieces are of theirs.
-  TESSERA_RETURN_IF_ERROR(state.comm->AgreeEqual(
+  TESSERA_RETURN_IF_ERROR(state.comm()->AgreeEqual(
       absl::StrCat("fingerprint ",
                    absl::Hex(Crc32c(content.head.SerializeAsString()))),
       "list of what a checkpoint is to hold"));
   TESSERA_RETURN_IF_ERROR(AddPieces(state, table, &content));
   TESSERA_RETURN_IF_ERROR(AddPlain(state, table, &content));
   AddShaped(state, table, &content);
-  for (const NamedGenerator& one : GeneratorsOf(state.device)) {
+  for (const NamedGenerator& one : GeneratorsOf(state.model.device())) {
     content.values.emplace_back(one.name, BytesOf(one.generator.get_state()));
   }
   content.values.emplace_back(kClientState, client_state);

@@ -5,50 +5,38 @@
 #define ENGINE_ACCESS_TRAINING_STATE_H_
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/save/pending_save.h"
-#include "comm/communicator.h"
 #include "engine/parts/engine_types.h"
-#include "optim/loss_scaler.h"
-#include "optim/schedule/plateau.h"
-#include "optim/sharded_optimizer.h"
-#include "sharding/flat/flat_parameter.h"
-
-namespace torch::nn {
-class Module;
-}
+#include "engine/parts/optimizer_groups.h"
+#include "engine/parts/optimization.h"
+#include "engine/parts/run_place.h"
+#include "engine/parts/sharded_model.h"
 
 namespace tessera {
+
+namespace proto {
+class Config;
+}
 
 // Borrowed for one call. REQUIRES: units can be updated
 // (FlatParameter::PrepareUpdate).
 struct TrainingState {
-  const torch::nn::Module& module;
-  const std::vector<std::shared_ptr<FlatParameter>>& flats;
-  ShardedOptimizer* optimizer;  // may be null
-  LossScaler* scaler;           // may be null
-  ParameterGroups* groups;  // their options as set; null: without an optimizer
-  const std::vector<OptimizerOptions>* configured_options;  // of groups
-  bool scheduled;      // rates are a scheduler's
-  Plateau* plateau;    // of the scheduler; may be null
-  Communicator* comm;  // all ranks
-  at::Device device;   // whose generator programs draw from
-  // These and the next so many hold replicas of the same parts, and so on.
-  int shard_group_size;
-  int stage;
-  int64_t step, skipped_steps;
-  int64_t samples;     // of all ranks, in these steps
-  int64_t batch;       // samples of a step
-  std::string config;  // resolved, as JSON
-  bool node_local;     // checkpoint.use_node_local_storage
+  const ShardedModel& model;
+  Optimization& optimization;
+  OptimizerGroups& groups;
+  const proto::Config& config;  // resolved
+  RunPlace place;
+
+  Communicator* comm() const { return model.comm(); }
+  ShardedOptimizer* optimizer() const { return optimization.optimizer(); }
+  LossScaler* scaler() const { return optimization.scaler(); }
 };
 
 // Each element of masters and optimizer states once, by one of the ranks that
@@ -56,8 +44,8 @@ struct TrainingState {
 // are the same on all ranks, else rank 0's, and those that differ; steps per
 // parameter, options of groups that the program has set, the state of a
 // scheduler that has one, the loss scaler's; of each rank the default
-// generators of the CPU and of `device`, and `client_state`. Nothing is copied:
-// pieces that last do until the next update. COLLECTIVE.
+// generators of the CPU and of the model's device, and `client_state`. Nothing
+// is copied: pieces that last do until the next update. COLLECTIVE.
 absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
                                             absl::string_view client_state);
 

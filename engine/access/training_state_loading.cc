@@ -4,7 +4,6 @@
 #include <map>
 #include <utility>
 
-#include "ATen/MemoryOverlap.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/log.h"
@@ -13,6 +12,7 @@
 #include "base/torch_guard.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/together.h"
+#include "config/config.pb.h"
 #include "engine/access/own_values.h"
 #include "engine/access/state_match.h"
 #include "engine/access/state_reads.h"
@@ -20,6 +20,7 @@
 #include "engine/access/training_state.h"
 #include "optim/kernels/option_names.h"
 #include "optim/kernels/shaped_states.h"
+#include "optim/schedule/plateau.h"
 
 namespace tessera {
 namespace {
@@ -33,23 +34,23 @@ class Loading {
         how_(how),
         reader_(*reader),
         manifest_(reader->manifest()),
-        table_(state.flats, state.optimizer, state.module),
-        reads_(state.flats, state.optimizer, table_, manifest_) {}
+        table_(state.model.flats(), state.optimizer(), state.model.module()),
+        reads_(state.model.flats(), state.optimizer(), table_, manifest_) {}
 
   // `*changed`: something may have changed, of which an error tells.
   absl::StatusOr<LoadedState> Run(bool* changed) {
     const absl::Status prepared = Prepare();
     if (!prepared.ok()) {
       reads_.Undo();
-      if (state_.optimizer != nullptr && !old_has_state_.empty()) {
-        (void)state_.optimizer->MatchStates(old_has_state_);
+      if (state_.optimizer() != nullptr && !old_has_state_.empty()) {
+        (void)state_.optimizer()->MatchStates(old_has_state_);
       }
       return prepared;
     }
     // Nothing is refused from here on.
     *changed = true;
     TESSERA_RETURN_IF_ERROR(Agree([&] { return Place(); }));
-    TESSERA_RETURN_IF_ERROR(RunTogether(state_.comm, "LoadCheckpoint", [&] {
+    TESSERA_RETURN_IF_ERROR(RunTogether(state_.comm(), "LoadCheckpoint", [&] {
       TorchScope scope;
       return reads_.ReadAgain(&reader_);
     }));
@@ -72,19 +73,19 @@ class Loading {
 
   template <class Work>
   absl::Status Agree(const Work& work) {
-    return state_.comm->AgreeOk(CatchTorch("LoadCheckpoint", work),
-                                "LoadCheckpoint");
+    return state_.comm()->AgreeOk(CatchTorch("LoadCheckpoint", work),
+                                  "LoadCheckpoint");
   }
 
   absl::Status Prepare() {
     TESSERA_RETURN_IF_ERROR(Agree([&] { return Plan(); }));
-    TESSERA_RETURN_IF_ERROR(state_.comm->AgreeEqual(
+    TESSERA_RETURN_IF_ERROR(state_.comm()->AgreeEqual(
         absl::StrCat(options_.model_only ? "the model alone of " : "",
                      match_->Describe()),
         "part of the checkpoint to load"));
     std::vector<proto::CheckpointValue> values;
-    TESSERA_RETURN_IF_ERROR(
-        ReadCheckpoint(&reader_, reads_.Wanted(), how_, state_.comm, &values));
+    TESSERA_RETURN_IF_ERROR(ReadCheckpoint(&reader_, reads_.Wanted(), how_,
+                                           state_.comm(), &values));
     for (proto::CheckpointValue& value : values) {
       values_[value.name()] = std::move(*value.mutable_value());
     }
@@ -94,13 +95,14 @@ class Loading {
   absl::Status Plan() {
     const std::string what = absl::StrCat("checkpoint ", reader_.path());
     TESSERA_RETURN_IF_ERROR(Annotate(CheckTraining(), what));
-    match_ = StateMatch::Create(table_, state_.flats, manifest_, options_);
+    match_ =
+        StateMatch::Create(table_, state_.model.flats(), manifest_, options_);
     TESSERA_RETURN_IF_ERROR(Annotate(match_.status(), what));
     if (loads_states_) {
       TESSERA_RETURN_IF_ERROR(Annotate(TakeOptions(), what));
       TESSERA_RETURN_IF_ERROR(Annotate(TakeAverages(), what));
     }
-    TESSERA_RETURN_IF_ERROR(CheckWritable());
+    TESSERA_RETURN_IF_ERROR(reads_.CheckWritable(*match_));
     loaded_.report.missing = match_->missing();
     loaded_.report.missing.insert(loaded_.report.missing.end(),
                                   match_->late().begin(), match_->late().end());
@@ -119,7 +121,7 @@ class Loading {
   // Memory for states that are to come; those that are to go are dropped once
   // nothing can fail.
   absl::Status PlanStates() {
-    std::vector<uint8_t> both = state_.optimizer->has_state();
+    std::vector<uint8_t> both = state_.optimizer()->has_state();
     old_has_state_ = both;
     has_state_.assign(both.size(), 0);
     for (size_t s = 0; s < table_.slots().size(); ++s) {
@@ -127,7 +129,7 @@ class Loading {
       const size_t flat = static_cast<size_t>(table_.slots()[s].flat);
       const int count = table_.num_states(table_.slots()[s].flat);
       const bool keeps = count > StateTable::kFirst ||
-                         HasShapedStates(state_.optimizer->FormulaOf(flat));
+                         HasShapedStates(state_.optimizer()->FormulaOf(flat));
       const bool saved = keeps ? place.has_states() : old_has_state_[flat] != 0;
       if (place.loaded() ? saved : old_has_state_[flat] != 0) {
         has_state_[flat] = both[flat] = 1;
@@ -137,17 +139,17 @@ class Loading {
       const auto flat = static_cast<size_t>(table_.shaped()[i].flat);
       if (shaped_[i] >= 0) has_state_[flat] = both[flat] = 1;
     }
-    return state_.optimizer->MatchStates(both);
+    return state_.optimizer()->MatchStates(both);
   }
 
   absl::Status CheckTraining() const {
     if (options_.model_only) return absl::OkStatus();
     const proto::CheckpointTraining& training = manifest_.training();
     const std::string mine =
-        state_.optimizer == nullptr ? "" : state_.optimizer->name();
+        state_.optimizer() == nullptr ? "" : state_.optimizer()->name();
     const std::string& theirs = training.optimizer();
     const bool related = StateTable::AreRelated(theirs, mine);
-    if (state_.optimizer != nullptr && theirs != mine &&
+    if (state_.optimizer() != nullptr && theirs != mine &&
         (options_.strict || !related)) {
       return absl::FailedPreconditionError(absl::StrCat(
           "the checkpoint holds ",
@@ -181,31 +183,10 @@ class Loading {
     return absl::OkStatus();
   }
 
-  // Tensors that each rank has whole are written in place.
-  absl::Status CheckWritable() const {
-    for (const StateTable::Plain& plain : table_.plain()) {
-      const at::Tensor& t = plain.tensor;
-      if (!match_->plain(static_cast<size_t>(&plain - table_.plain().data()))
-               .loaded()) {
-        continue;
-      }
-      if (!t.is_inference() && !t.is_conj() && !t.is_neg() &&
-          at::has_internal_overlap(t) != at::MemOverlap::Yes) {
-        continue;
-      }
-      return absl::FailedPreconditionError(absl::StrCat(
-          "'", table_.NamesOf(t)[0],
-          "' cannot be written in place (expanded, "
-          "conjugated or negated without a copy, or of inference mode); "
-          "register a clone of it"));
-    }
-    return absl::OkStatus();
-  }
-
   // What this rank has of its own, and whether it can be taken over.
   absl::Status CheckValues() {
     // One that was made into other files has them of those that saved it.
-    const int world_size = state_.comm->world_size();
+    const int world_size = state_.comm()->world_size();
     same_ranks_ = manifest_.files_size() == world_size &&
                   manifest_.training().world_size() == world_size;
     loaded_.step = manifest_.step();
@@ -222,18 +203,18 @@ class Loading {
       TESSERA_RETURN_IF_ERROR(
           Annotate(reads_.TakeOwn(values_),
                    absl::StrCat("checkpoint ", reader_.path(), ": rank ",
-                                state_.comm->rank())));
+                                state_.comm()->rank())));
     }
     if (options_.model_only) return absl::OkStatus();
     if (same_ranks_) {
-      for (const NamedGenerator& one : GeneratorsOf(state_.device)) {
+      for (const NamedGenerator& one : GeneratorsOf(state_.model.device())) {
         const auto it = values_.find(one.name);
         if (it == values_.end()) continue;  // of another kind of device
         one.generator.clone().set_state(GeneratorState(it->second));
       }
     }
-    if (state_.scaler != nullptr && manifest_.training().has_loss_scale()) {
-      LossScaler copy = *state_.scaler;
+    if (state_.scaler() != nullptr && manifest_.training().has_loss_scale()) {
+      LossScaler copy = *state_.scaler();
       TESSERA_RETURN_IF_ERROR(copy.Restore(SavedScaler()));
     }
     return absl::OkStatus();
@@ -252,7 +233,7 @@ class Loading {
   absl::Status Place() {
     // First, since what has no states has no masters either.
     if (loads_states_) {
-      TESSERA_RETURN_IF_ERROR(state_.optimizer->MatchStates(has_state_));
+      TESSERA_RETURN_IF_ERROR(state_.optimizer()->MatchStates(has_state_));
     }
     return reads_.Place();
   }
@@ -262,30 +243,31 @@ class Loading {
     if (loads_states_) {
       for (size_t f = 0; f < has_state_.size(); ++f) {
         if (has_state_[f] != 0) {
-          state_.optimizer->SetWritten(static_cast<int>(f));
+          state_.optimizer()->SetWritten(static_cast<int>(f));
         }
       }
     }
     if (options_.model_only) return absl::OkStatus();
     if (loads_states_) {
-      for (const auto& flat : state_.flats) {
+      std::vector<int64_t>& all = state_.optimizer()->parameter_steps();
+      for (const auto& flat : state_.model.flats()) {
         for (const auto& p : flat->parameters()) {
-          int64_t& steps =
-              state_.optimizer->parameter_steps()[static_cast<size_t>(p.index)];
+          int64_t& steps = all[static_cast<size_t>(p.index)];
           steps = match_->steps(p.tensor).value_or(steps);
         }
       }
-      state_.groups->options = options_set_;
-      state_.optimizer->SetAverageWeights(weights_);
-      if (state_.plateau != nullptr && manifest_.training().has_plateau()) {
-        state_.plateau->Restore(SavedPlateau());
+      state_.groups.Restore(options_set_);
+      state_.optimizer()->SetAverageWeights(weights_);
+      Plateau* const plateau = state_.groups.plateau();
+      if (plateau != nullptr && manifest_.training().has_plateau()) {
+        plateau->Restore(SavedPlateau());
       }
     }
-    if (state_.scaler != nullptr && manifest_.training().has_loss_scale()) {
-      TESSERA_RETURN_IF_ERROR(state_.scaler->Restore(SavedScaler()));
+    if (state_.scaler() != nullptr && manifest_.training().has_loss_scale()) {
+      TESSERA_RETURN_IF_ERROR(state_.scaler()->Restore(SavedScaler()));
     }
     if (!same_ranks_) return absl::OkStatus();
-    for (const NamedGenerator& one : GeneratorsOf(state_.device)) {
+    for (const NamedGenerator& one : GeneratorsOf(state_.model.device())) {
       const auto it = values_.find(one.name);
       if (it == values_.end()) continue;
       at::Generator generator = one.generator;
@@ -305,14 +287,15 @@ class Loading {
   // from.
   absl::Status TakeOptions() {
     const proto::CheckpointTraining& training = manifest_.training();
-    options_set_ = *state_.configured_options;
+    const bool scheduled = state_.groups.schedule() != nullptr;
+    options_set_ = state_.groups.configured();
     for (OptimizerOptions& group : options_set_) {
-      if (training.has_learning_rate() && !state_.scheduled) {
+      if (training.has_learning_rate() && !scheduled) {
         group.lr = training.learning_rate();
       }
     }
     std::vector<OptionValues> values(options_set_.size());
-    const std::vector<std::string>& names = state_.groups->names;
+    const std::vector<std::string>& names = state_.groups.groups().names;
     for (const proto::CheckpointOption& option : training.options()) {
       const auto it = std::find(names.begin(), names.end(), option.group());
       if (it == names.end()) {
@@ -321,7 +304,7 @@ class Loading {
             option.group(), "', and this run has no such group (it has '",
             absl::StrJoin(names, "', '"), "')"));
       }
-      if (option.name() == "lr" && state_.scheduled) continue;
+      if (option.name() == "lr" && scheduled) continue;
       values[static_cast<size_t>(it - names.begin())].emplace_back(
           option.name(), option.value());
     }
@@ -334,10 +317,10 @@ class Loading {
   // Without its weights a group's average would begin anew, with the z of the
   // next step alone.
   absl::Status TakeAverages() {
-    weights_ = state_.optimizer->average_weights();
+    weights_ = state_.optimizer()->average_weights();
     for (size_t g = 0; g < weights_.size(); ++g) {
       if (options_set_[g].algorithm != Algorithm::kScheduleFree) continue;
-      const std::string& name = state_.groups->names[g];
+      const std::string& name = state_.groups.groups().names[g];
       const auto& saved = manifest_.training().averages();
       const auto it = std::find_if(
           saved.begin(), saved.end(),
@@ -373,7 +356,7 @@ class Loading {
   StateReads reads_;
   std::map<std::string, std::string> values_;
   const bool loads_states_ =
-      state_.optimizer != nullptr && !options_.model_only;
+      state_.optimizer() != nullptr && !options_.model_only;
   std::vector<OptimizerOptions> options_set_;
   std::vector<AverageWeights> weights_;
   bool same_ranks_ = false;
@@ -388,13 +371,15 @@ absl::StatusOr<LoadedState> LoadState(const std::string& dir,
                                       bool* changed) {
   *changed = false;
   TorchScope scope;
-  const ReadOptions how = {options.node_local.value_or(state.node_local),
-                           state.device};
-  TESSERA_RETURN_IF_ERROR(state.comm->AgreeEqual(
+  const ReadOptions how = {
+      options.node_local.value_or(
+          state.config.checkpoint().use_node_local_storage()),
+      state.model.device()};
+  TESSERA_RETURN_IF_ERROR(state.comm()->AgreeEqual(
       how.node_local ? "each host's own" : "one of all ranks",
       "kind of folder to load from"));
   TESSERA_ASSIGN_OR_RETURN(CheckpointReader reader,
-                           OpenCheckpoint(dir, how, state.comm));
+                           OpenCheckpoint(dir, how, state.comm()));
   return Loading(state, options, how, &reader).Run(changed);
 }
 

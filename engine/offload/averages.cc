@@ -6,24 +6,33 @@
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "engine/parts/exclusive_scope.h"
-#include "offload/tiered_buffer.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
 
-bool IsScheduleFree(const EngineParts& parts) {
-  return parts.groups.options[0].algorithm == Algorithm::kScheduleFree;
+absl::Status Publish(FlatParameter* flat) {
+  TESSERA_RETURN_IF_ERROR(flat->PublishOwned());
+  for (const auto& p : flat->parameters()) {
+    torch::autograd::impl::bump_version(p.tensor);
+  }
+  return absl::OkStatus();
 }
 
-absl::Status Check(const EngineParts& parts, bool in) {
-  if (parts.optimizer == nullptr ||
-      (parts.groups.options[0].ema_decay == 0 && !IsScheduleFree(parts))) {
+}  // namespace
+
+bool Averages::IsScheduleFree() const {
+  return groups_.groups().options[0].algorithm == Algorithm::kScheduleFree;
+}
+
+absl::Status Averages::Check(bool in) const {
+  if (optimization_.optimizer() == nullptr ||
+      (groups_.groups().options[0].ema_decay == 0 && !IsScheduleFree())) {
     return absl::FailedPreconditionError(
         "no averages are kept; set optimizer.params.ema_decay above 0, or "
         "train with AdamWScheduleFree");
   }
-  if (parts.averages_in == in) {
+  if (guard_->life().averaged() == in) {
     return absl::FailedPreconditionError(
         in ? "the parameters are their averages already"
            : "the parameters are not their averages");
@@ -34,36 +43,29 @@ absl::Status Check(const EngineParts& parts, bool in) {
 // Elements of [owned], and their group's options, of what has been stepped: a
 // parameter that never was has no average.
 template <typename Visit>
-void VisitStepped(const EngineParts& parts, const FlatParameter& flat,
-                  const Visit& visit) {
+void Averages::VisitStepped(const FlatParameter& flat,
+                            const Visit& visit) const {
   for (const auto& segment : flat.segments()) {
     const auto& p = flat.parameters()[static_cast<size_t>(segment.parameter)];
     const auto index = static_cast<size_t>(p.index);
-    if (parts.optimizer->parameter_steps()[index] == 0) continue;
+    if (optimization_.optimizer()->parameter_steps()[index] == 0) continue;
     visit(Range{segment.range.begin - flat.owned().begin,
                 segment.range.end - flat.owned().begin},
-          parts.groups.options[static_cast<size_t>(parts.groups.of[index])]);
+          groups_.groups()
+              .options[static_cast<size_t>(groups_.groups().of[index])]);
   }
-}
-
-absl::Status Publish(FlatParameter* flat) {
-  TESSERA_RETURN_IF_ERROR(flat->PublishOwned());
-  for (const auto& p : flat->parameters()) {
-    torch::autograd::impl::bump_version(p.tensor);
-  }
-  return absl::OkStatus();
 }
 
 // Where masters are kept, of all units that have states.
-absl::Status MakeRoom(EngineParts* parts) {
-  parts->training_points.resize(parts->flats.size());
-  const std::vector<uint8_t> has_state = parts->optimizer->has_state();
-  for (size_t u = 0; u < parts->flats.size(); ++u) {
+absl::Status Averages::MakeRoom() {
+  training_points_.resize(guard_->model().flats().size());
+  const std::vector<uint8_t> has_state = optimization_.optimizer()->has_state();
+  for (size_t u = 0; u < guard_->model().flats().size(); ++u) {
     if (has_state[u] == 0) continue;
-    const FlatParameter& flat = *parts->flats[u];
+    const FlatParameter& flat = *guard_->model().flats()[u];
     const FlatParameterOptions& options = flat.options();
     TESSERA_ASSIGN_OR_RETURN(
-        parts->training_points[u],
+        training_points_[u],
         TieredBuffer::Allocate(flat.owned().numel(), flat.dtype_of_masters(),
                                flat.device(), MemoryKind::kOptimizer,
                                options.PlaceOf(options.states),
@@ -75,17 +77,17 @@ absl::Status MakeRoom(EngineParts* parts) {
 // x = y + (1 - 1 / beta1) * (z - y), each operation rounded once, so that it
 // does not depend on shards. What it is made of cannot be found from it to the
 // bit, so y is kept.
-absl::Status EvaluateUnit(EngineParts* parts, size_t u) {
-  FlatParameter& flat = *parts->flats[u];
-  if (!parts->training_points[u].defined()) return absl::OkStatus();
+absl::Status Averages::EvaluateUnit(size_t u) {
+  FlatParameter& flat = *guard_->model().flats()[u];
+  if (!training_points_[u].defined()) return absl::OkStatus();
   std::vector<TieredBuffer>& states =
-      parts->optimizer->states(static_cast<int>(u));
+      optimization_.optimizer()->states(static_cast<int>(u));
   TESSERA_ASSIGN_OR_RETURN(Raised masters, Raised::Of(flat.masters_buffer()));
   TESSERA_ASSIGN_OR_RETURN(const Raised raised_z, Raised::Of(&states[0]));
-  TieredBuffer& kept = parts->training_points[u];
+  TieredBuffer& kept = training_points_[u];
   TESSERA_ASSIGN_OR_RETURN(Raised raised_kept, Raised::Of(&kept));
   kept.View().copy_(flat.masters());
-  VisitStepped(*parts, flat, [&](Range range, const OptimizerOptions& o) {
+  VisitStepped(flat, [&](Range range, const OptimizerOptions& o) {
     const at::Tensor y = Slice(flat.masters(), range);
     const at::Tensor z = Slice(states[0].View(), range);
     y.add_((z - y).mul_(1 - 1 / o.beta1));
@@ -95,10 +97,10 @@ absl::Status EvaluateUnit(EngineParts* parts, size_t u) {
   return Publish(&flat);
 }
 
-absl::Status TrainUnit(EngineParts* parts, size_t u) {
-  TieredBuffer& kept = parts->training_points[u];
+absl::Status Averages::TrainUnit(size_t u) {
+  TieredBuffer& kept = training_points_[u];
   if (!kept.defined()) return absl::OkStatus();
-  FlatParameter& flat = *parts->flats[u];
+  FlatParameter& flat = *guard_->model().flats()[u];
   TESSERA_ASSIGN_OR_RETURN(Raised masters, Raised::Of(flat.masters_buffer()));
   {
     TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(&kept));
@@ -109,13 +111,13 @@ absl::Status TrainUnit(EngineParts* parts, size_t u) {
   return Publish(&flat);
 }
 
-absl::Status SwapUnit(EngineParts* parts, size_t u) {
-  TieredBuffer* const average = parts->optimizer->average(u);
+absl::Status Averages::SwapUnit(size_t u) {
+  TieredBuffer* const average = optimization_.optimizer()->average(u);
   if (average == nullptr) return absl::OkStatus();
-  FlatParameter& flat = *parts->flats[u];
+  FlatParameter& flat = *guard_->model().flats()[u];
   TESSERA_ASSIGN_OR_RETURN(Raised masters, Raised::Of(flat.masters_buffer()));
   TESSERA_ASSIGN_OR_RETURN(Raised averages, Raised::Of(average));
-  VisitStepped(*parts, flat, [&](Range range, const OptimizerOptions&) {
+  VisitStepped(flat, [&](Range range, const OptimizerOptions&) {
     const at::Tensor a = Slice(flat.masters(), range);
     const at::Tensor b = Slice(average->View(), range);
     const at::Tensor before = a.clone();
@@ -127,39 +129,42 @@ absl::Status SwapUnit(EngineParts* parts, size_t u) {
   return Publish(&flat);
 }
 
-absl::Status Swap(EngineParts* parts, size_t u, bool in) {
-  if (!IsScheduleFree(*parts)) return SwapUnit(parts, u);
-  return in ? EvaluateUnit(parts, u) : TrainUnit(parts, u);
-}
-
-}  // namespace
-
-absl::Status SwapAverages(EngineParts* parts, bool in) {
+absl::Status Averages::Swap(bool in) {
   const char* const where =
       in ? "Engine::SwapInAverages" : "Engine::SwapOutAverages";
-  TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
-  ExclusiveScope scope(parts, where);
-  absl::Status mine = Check(*parts, in);
-  const bool keeps = mine.ok() && in && IsScheduleFree(*parts);
-  if (keeps) mine = CatchTorch(where, [&] { return MakeRoom(parts); });
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
+  ExclusiveScope scope(guard_, where);
+  absl::Status mine = Check(in);
+  const bool keeps = mine.ok() && in && IsScheduleFree();
+  if (keeps) mine = CatchTorch(where, [&] { return MakeRoom(); });
   const absl::Status begun = scope.Begin(mine);
   if (!begun.ok()) {
-    if (keeps) parts->training_points.clear();
+    if (keeps) training_points_.clear();
     return begun;
   }
   const absl::Status swapped = CatchTorch(where, [&]() -> absl::Status {
     TorchScope torch_scope;
-    for (size_t u = 0; u < parts->flats.size(); ++u) {
-      TESSERA_RETURN_IF_ERROR(Swap(parts, u, in));
+    for (size_t u = 0; u < guard_->model().flats().size(); ++u) {
+      TESSERA_RETURN_IF_ERROR(!IsScheduleFree() ? SwapUnit(u)
+                              : in              ? EvaluateUnit(u)
+                                                : TrainUnit(u));
     }
     return absl::OkStatus();
   });
   if (!swapped.ok()) {
-    parts->Lose(swapped);
+    guard_->life().Lose(swapped);
     return scope.Fail(swapped);
   }
-  parts->averages_in = in;
+  guard_->life().SetAveraged(in);
   return scope.Commit();
+}
+
+int64_t Averages::resident_bytes() const {
+  int64_t bytes = 0;
+  for (const TieredBuffer& kept : training_points_) {
+    bytes += kept.resident_bytes();
+  }
+  return bytes;
 }
 
 }  // namespace tessera

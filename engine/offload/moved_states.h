@@ -4,13 +4,20 @@
 #define ENGINE_OFFLOAD_MOVED_STATES_H_
 
 #include "absl/status/status.h"
-#include "engine/parts/engine_parts.h"
 #include "engine/parts/engine_types.h"
+#include "engine/parts/update_guard.h"
+#include "engine/setup/tiers.h"
+#include "optim/sharded_optimizer.h"
 
 namespace tessera {
 
-absl::Status OffloadStatesOf(EngineParts* parts, const OffloadStates& states);
-absl::Status ReloadStatesOf(EngineParts* parts);
+// `configured`: what the configuration has elsewhere. `optimizer`: null, there
+// is none.
+absl::Status OffloadStatesOf(UpdateGuard* guard,
+                             const OffloadOptions& configured,
+                             ShardedOptimizer* optimizer,
+                             const OffloadStates& states);
+absl::Status ReloadStatesOf(UpdateGuard* guard, ShardedOptimizer* optimizer);
 
 }  // namespace tessera
 #endif  // ENGINE_OFFLOAD_MOVED_STATES_H_

@@ -44,20 +44,20 @@ namespace tessera {
 namespace {
 
 // Ends what may keep a unit whole, or read it: pins, and gathers on their way.
-void LetGo(EngineParts* parts) {
+void LetGo(UpdateGuard* guard) {
   ReleaseNodePins();
-  parts->schedule->EndPass();
+  guard->model().schedule()->EndPass();
 }
 
 // Nobody but Step goes on with updates that have been begun early. An error of
 // theirs is PrepareUpdate's.
-void DropEarly(EngineParts* parts) {
-  if (parts->stream != nullptr) (void)parts->stream->Drain();
+void DropEarly(UpdateGuard* guard) {
+  if (guard->stream() != nullptr) (void)guard->stream()->Drain();
 }
 
-absl::Status AwaitOthers(EngineParts* parts, const CommFuture& written) {
+absl::Status AwaitOthers(UpdateGuard* guard, const CommFuture& written) {
   absl::Status status;
-  for (const auto& flat : parts->flats) {
+  for (const auto& flat : guard->model().flats()) {
     status.Update(flat->AwaitOthers(written));
   }
   return status;
@@ -65,16 +65,16 @@ absl::Status AwaitOthers(EngineParts* parts, const CommFuture& written) {
 
 // The next use of a unit waits until all owners have written it: those of which
 // some are changed on behind this, each for its own; the same on all ranks.
-absl::Status AwaitOwners(EngineParts* parts) {
+absl::Status AwaitOwners(UpdateGuard* guard) {
   const auto written = [&](const CommFuture& updated) {
     CommTag tag{"end of an update"};
     tag.reason = WaitReason::kPublish;
     if (updated.valid()) tag.ready = [updated] { return updated.Wait(); };
-    return parts->comm->AllReduceSum(at::zeros({1}), std::move(tag));
+    return guard->comm()->AllReduceSum(at::zeros({1}), std::move(tag));
   };
   const CommFuture now = written({});
   absl::Status status;
-  for (const auto& flat : parts->flats) {
+  for (const auto& flat : guard->model().flats()) {
     const CommFuture updated = flat->updated();
     status.Update(flat->AwaitOthers(updated.valid() ? written(updated) : now));
   }
@@ -82,9 +82,10 @@ absl::Status AwaitOwners(EngineParts* parts) {
 }
 
 // Of this rank.
-absl::Status AwaitUpdates(EngineParts* parts) {
+absl::Status AwaitUpdates(UpdateGuard* guard) {
   absl::Status status;
-  for (const auto& flat : parts->flats) status.Update(flat->updated().Wait());
+  for (const auto& flat : guard->model().flats())
+    status.Update(flat->updated().Wait());
   return status;
 }
 
@@ -97,13 +98,13 @@ ExclusiveScope::~ExclusiveScope() {
 }
 
 absl::Status ExclusiveScope::Enter(absl::Status mine, FlatParameter* flat) {
-  if (parts_->shares_working_copy || parts_->served != nullptr) {
-    LetGo(parts_);
-    for (const auto& each : parts_->flats) {
+  if (guard_->one_copy() || guard_->served() != nullptr) {
+    LetGo(guard_);
+    for (const auto& each : guard_->model().flats()) {
       if (flat != nullptr && each.get() != flat) continue;
       mine.Update(each->CheckUpdatable());
     }
-    TESSERA_RETURN_IF_ERROR(parts_->comm->AgreeOk(mine, where_));
+    TESSERA_RETURN_IF_ERROR(guard_->comm()->AgreeOk(mine, where_));
   }
   open_ = true;
   return absl::OkStatus();
@@ -111,59 +112,59 @@ absl::Status ExclusiveScope::Enter(absl::Status mine, FlatParameter* flat) {
 
 absl::Status ExclusiveScope::Prepare() {
   const TraceScope trace(TraceTrack::kStep, "let go of all units");
-  LetGo(parts_);
-  if (parts_->before_change) parts_->before_change();
+  LetGo(guard_);
+  guard_->BeforeChange();
   // All of them, whatever becomes of some: which updates are behind us is to be
   // the same on all ranks (AwaitOwners).
   absl::Status status;
-  for (const auto& flat : parts_->flats) {
+  for (const auto& flat : guard_->model().flats()) {
     status.Update(CatchTorch("update", [&] { return flat->PrepareUpdate(); }));
   }
   return status;
 }
 
 absl::Status ExclusiveScope::Begin(absl::Status mine) {
-  mine.Update(parts_->CheckNotSummoned());
-  DropEarly(parts_);
+  mine.Update(guard_->life().CheckNotSummoned());
+  DropEarly(guard_);
   TESSERA_RETURN_IF_ERROR(Enter(mine));
   if (mine.ok()) mine = Prepare();
-  const absl::Status agreed = parts_->comm->AgreeOk(mine, where_);
+  const absl::Status agreed = guard_->comm()->AgreeOk(mine, where_);
   if (!agreed.ok()) Dismiss();
   return agreed;
 }
 
 absl::Status ExclusiveScope::BeginOne(FlatParameter* flat) {
-  DropEarly(parts_);
+  DropEarly(guard_);
   TESSERA_RETURN_IF_ERROR(Enter(absl::OkStatus(), flat));
-  LetGo(parts_);
-  if (parts_->before_change) parts_->before_change();
-  const absl::Status agreed = parts_->comm->AgreeOk(
+  LetGo(guard_);
+  guard_->BeforeChange();
+  const absl::Status agreed = guard_->comm()->AgreeOk(
       CatchTorch(where_, [&] { return flat->PrepareUpdate(); }), where_);
   if (!agreed.ok()) Dismiss();
   return agreed;
 }
 
 absl::Status ExclusiveScope::Commit(absl::Status status) {
-  if (parts_->served != nullptr) {
-    const absl::Status updated = AwaitUpdates(parts_);
+  if (guard_->served() != nullptr) {
+    const absl::Status updated = AwaitUpdates(guard_);
     if (!updated.ok()) return Fail(updated);
-    parts_->served->EndUpdate();
+    guard_->served()->EndUpdate();
   }
   open_ = false;
-  if (parts_->shares_working_copy) status.Update(AwaitOwners(parts_));
+  if (guard_->one_copy()) status.Update(AwaitOwners(guard_));
   return status;
 }
 
 absl::Status ExclusiveScope::Fail(const absl::Status& status) {
   open_ = false;
-  return FailAll(parts_, status);
+  return FailAll(guard_, status);
 }
 
-absl::Status ExclusiveScope::FailAll(EngineParts* parts,
+absl::Status ExclusiveScope::FailAll(UpdateGuard* guard,
                                      const absl::Status& status) {
-  parts->comm->Announce(status);
-  if (parts->served != nullptr) parts->served->FailUpdate(status);
-  (void)AwaitOthers(parts, DoneFuture(status));
+  guard->comm()->Announce(status);
+  if (guard->served() != nullptr) guard->served()->FailUpdate(status);
+  (void)AwaitOthers(guard, DoneFuture(status));
   return status;
 }
 

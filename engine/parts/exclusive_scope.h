@@ -1,7 +1,7 @@
 // ExclusiveScope: the time in which no rank uses parameters, and owners may
 // read or change their masters: a step, a load, a checkpoint, a state dict.
 //
-//   ExclusiveScope scope(parts, "Engine::SetMaster");
+//   ExclusiveScope scope(guard, "Engine::SetMaster");
 //   TESSERA_RETURN_IF_ERROR(scope.Begin());         // all ranks are here
 //   const absl::Status written = ...;               // this rank's part
 //   if (!written.ok()) return scope.Fail(written);  // here alone, perhaps
@@ -20,16 +20,15 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "comm/communicator.h"
-#include "engine/parts/engine_parts.h"
+#include "engine/parts/update_guard.h"
 
 namespace tessera {
 
 class ExclusiveScope {
  public:
-  // `parts` outlives this. `where` is for messages: the call of the engine.
-  ExclusiveScope(EngineParts* parts, absl::string_view where)
-      : parts_(parts), where_(where) {}
+  // `guard` outlives this. `where` is for messages: the call of the engine.
+  ExclusiveScope(UpdateGuard* guard, absl::string_view where)
+      : guard_(guard), where_(where) {}
   ~ExclusiveScope();
   ExclusiveScope(const ExclusiveScope&) = delete;
   ExclusiveScope& operator=(const ExclusiveScope&) = delete;
@@ -65,10 +64,10 @@ class ExclusiveScope {
   void Dismiss() { open_ = false; }
 
   // What Fail does, where a failure comes before a scope could begin.
-  static absl::Status FailAll(EngineParts* parts, const absl::Status& status);
+  static absl::Status FailAll(UpdateGuard* guard, const absl::Status& status);
 
  private:
-  EngineParts* const parts_;
+  UpdateGuard* const guard_;
   const std::string where_;
   bool open_ = false;
 };

@@ -49,19 +49,21 @@ class ListeningCommunicator : public Communicator {
 class ExclusiveScopeTest : public ::testing::Test {
  protected:
   ExclusiveScopeTest() {
-    parts_.comm = comm_;
-    parts_.schedule = std::make_shared<Schedule>(ScheduleOptions{});
-    parts_.shares_working_copy = true;
+    model_.SetSchedule(std::make_shared<Schedule>(ScheduleOptions{}));
+    guard_.SetOneCopy();
   }
 
   const std::shared_ptr<ListeningCommunicator> comm_ =
       std::make_shared<ListeningCommunicator>();
-  EngineParts parts_;
+  ShardedModel model_{nullptr, comm_};
+  const Optimization optimization_;
+  EngineLife life_{&optimization_};
+  UpdateGuard guard_{&model_, &life_};
 };
 
 TEST_F(ExclusiveScopeTest, CommitTellsNobodyOfAFailure) {
   {
-    ExclusiveScope scope(&parts_, "Step");
+    ExclusiveScope scope(&guard_, "Step");
     TESSERA_ASSERT_OK(scope.Begin());
     EXPECT_EQ(comm_->all_reduces, 0);
     TESSERA_EXPECT_OK(scope.Commit());
@@ -71,7 +73,7 @@ TEST_F(ExclusiveScopeTest, CommitTellsNobodyOfAFailure) {
 }
 
 TEST_F(ExclusiveScopeTest, CommitGivesBackWhatAllHaveComeTo) {
-  ExclusiveScope scope(&parts_, "Step");
+  ExclusiveScope scope(&guard_, "Step");
   TESSERA_ASSERT_OK(scope.Begin());
   EXPECT_THAT(scope.Commit(absl::NotFoundError("a file")),
               StatusIs(absl::StatusCode::kNotFound, "a file"));
@@ -80,7 +82,7 @@ TEST_F(ExclusiveScopeTest, CommitGivesBackWhatAllHaveComeTo) {
 
 TEST_F(ExclusiveScopeTest, AFailureIsAnnouncedOnce) {
   {
-    ExclusiveScope scope(&parts_, "Step");
+    ExclusiveScope scope(&guard_, "Step");
     TESSERA_ASSERT_OK(scope.Begin());
     EXPECT_THAT(scope.Fail(absl::DataLossError("half a file")),
                 StatusIs(absl::StatusCode::kDataLoss, "half a file"));
@@ -91,7 +93,7 @@ TEST_F(ExclusiveScopeTest, AFailureIsAnnouncedOnce) {
 
 TEST_F(ExclusiveScopeTest, WhoLeavesItHasFailed) {
   {
-    ExclusiveScope scope(&parts_, "Engine::SetMaster");
+    ExclusiveScope scope(&guard_, "Engine::SetMaster");
     TESSERA_ASSERT_OK(scope.Begin());
   }
   EXPECT_THAT(comm_->announced, ElementsAre(HasSubstr("Engine::SetMaster")));
@@ -100,7 +102,7 @@ TEST_F(ExclusiveScopeTest, WhoLeavesItHasFailed) {
 // All ranks know, and nothing has changed.
 TEST_F(ExclusiveScopeTest, OneThatCouldNotBeginIsNotOpen) {
   {
-    ExclusiveScope scope(&parts_, "SaveCheckpoint");
+    ExclusiveScope scope(&guard_, "SaveCheckpoint");
     EXPECT_THAT(scope.Begin(absl::FailedPreconditionError("not now")),
                 StatusIs(absl::StatusCode::kFailedPrecondition, "not now"));
   }
@@ -110,9 +112,9 @@ TEST_F(ExclusiveScopeTest, OneThatCouldNotBeginIsNotOpen) {
 // Where ranks read in collectives alone there is no agreement before the
 // second half, and an error is the caller's to fail.
 TEST_F(ExclusiveScopeTest, EnteringWithoutAgreementIsOpenWhateverIsWrong) {
-  parts_.shares_working_copy = false;
+  UpdateGuard guard(&model_, &life_);
   {
-    ExclusiveScope scope(&parts_, "Step");
+    ExclusiveScope scope(&guard, "Step");
     TESSERA_ASSERT_OK(scope.Enter(absl::FailedPreconditionError("not now")));
   }
   EXPECT_THAT(comm_->announced, ElementsAre(HasSubstr("Step")));
@@ -120,7 +122,7 @@ TEST_F(ExclusiveScopeTest, EnteringWithoutAgreementIsOpenWhateverIsWrong) {
 
 TEST_F(ExclusiveScopeTest, ADismissedOneEndsNothing) {
   {
-    ExclusiveScope scope(&parts_, "Engine::Close");
+    ExclusiveScope scope(&guard_, "Engine::Close");
     TESSERA_ASSERT_OK(scope.Begin());
     scope.Dismiss();
   }

@@ -32,51 +32,49 @@ absl::StatusOr<std::vector<uint64_t>> FingerprintsOf(
   return prints;
 }
 
+}  // namespace
+
 // What ranks have written to since the last call joins what is not verified.
 // Whether that is anything. COLLECTIVE.
-absl::StatusOr<bool> NoteWritten(EngineParts* parts) {
+absl::StatusOr<bool> WriteChecks::NoteWritten() {
   std::vector<uint8_t> written;
-  for (const auto& flat : parts->flats) {
+  for (const auto& flat : model_->flats()) {
     written.push_back(flat->TakeWrittenTo() ? 1 : 0);
   }
   TESSERA_ASSIGN_OR_RETURN(
-      const auto all, AllGatherValues(parts->comm.get(), written,
+      const auto all, AllGatherValues(model_->comm(), written,
                                       CommTag{"which units were written to"}));
-  std::vector<bool>& unverified = parts->unverified_replicas;
-  unverified.resize(parts->flats.size());
+  unverified_.resize(model_->flats().size());
   bool any = false;
-  for (size_t u = 0; u < unverified.size(); ++u) {
+  for (size_t u = 0; u < unverified_.size(); ++u) {
     for (const auto& theirs : all) {
-      if (theirs[u] != 0) unverified[u] = true;
+      if (theirs[u] != 0) unverified_[u] = true;
     }
-    any |= unverified[u];
+    any |= unverified_[u];
   }
   return any;
 }
 
-}  // namespace
-
-absl::Status CheckReplicas(EngineParts* parts) {
-  if (parts->replicas == nullptr) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(const bool any, NoteWritten(parts));
+absl::Status WriteChecks::CheckReplicas() {
+  if (model_->ranks().replicas == nullptr) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const bool any, NoteWritten());
   if (!any) return absl::OkStatus();
-  const auto& flats = parts->flats;
-  std::vector<bool>& unverified = parts->unverified_replicas;
+  const auto& flats = model_->flats();
   const absl::StatusOr<std::vector<uint64_t>> prints =
       CatchTorch("comparison of replicas",
-                 [&] { return FingerprintsOf(flats, unverified); });
+                 [&] { return FingerprintsOf(flats, unverified_); });
   if (!prints.ok()) {
-    parts->comm->Announce(prints.status());
+    model_->comm()->Announce(prints.status());
     return prints.status();
   }
   TESSERA_ASSIGN_OR_RETURN(const auto all,
-                           AllGatherValues(parts->comm.get(), *prints,
+                           AllGatherValues(model_->comm(), *prints,
                                            CommTag{"comparison of replicas"}));
-  const auto n = static_cast<size_t>(parts->shard_group->world_size());
+  const auto n = static_cast<size_t>(model_->ranks().shard->world_size());
   for (size_t rank = n; rank < all.size(); ++rank) {
     size_t at = 0;
     for (size_t u = 0; u < flats.size(); ++u) {
-      if (!unverified[u]) continue;
+      if (!unverified_[u]) continue;
       const bool equal = all[rank][at] == all[rank % n][at];
       ++at;
       if (equal) continue;
@@ -92,31 +90,31 @@ absl::Status CheckReplicas(EngineParts* parts) {
           "LoadCheckpoint to make them equal again"));
     }
   }
-  unverified.assign(flats.size(), false);
+  unverified_.assign(flats.size(), false);
   return absl::OkStatus();
 }
 
-absl::Status CheckBeforeSave(EngineParts* parts) {
-  if (parts->comm->world_size() == 1) return absl::OkStatus();
+absl::Status WriteChecks::CheckBeforeSave() {
+  if (model_->comm()->world_size() == 1) return absl::OkStatus();
   std::string mine;
-  for (const auto& flat : parts->flats) mine += flat->TakePlacedWrites();
+  for (const auto& flat : model_->flats()) mine += flat->TakePlacedWrites();
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> all,
-      parts->comm->AllGatherStrings(
+      model_->comm()->AllGatherStrings(
           mine, CommTag{"comparison of what operators wrote"}));
   const std::vector<absl::string_view> writes(all.begin(), all.end());
   TESSERA_RETURN_IF_ERROR(ComparePlacedWrites(writes, "before saving"));
-  return CheckReplicas(parts);
+  return CheckReplicas();
 }
 
-absl::Status CheckWrites(EngineParts* parts) {
-  if (!parts->settings.check_writes) return absl::OkStatus();
-  const auto& flats = parts->flats;
+absl::Status WriteChecks::CheckWrites() {
+  if (!check_writes_) return absl::OkStatus();
+  const auto& flats = model_->flats();
   std::vector<uint64_t> written;
   for (const auto& flat : flats) written.push_back(flat->TakeWritten());
   TESSERA_ASSIGN_OR_RETURN(
       const auto all,
-      AllGatherValues(parts->comm.get(), written,
+      AllGatherValues(model_->comm(), written,
                       CommTag{"comparison of what was written"}));
   for (size_t rank = 1; rank < all.size(); ++rank) {
     for (size_t u = 0; u < flats.size(); ++u) {

@@ -4,26 +4,44 @@
 #ifndef ENGINE_PARTS_WRITE_CHECKS_H_
 #define ENGINE_PARTS_WRITE_CHECKS_H_
 
+#include <vector>
+
 #include "absl/status/status.h"
-#include "engine/parts/engine_parts.h"
+#include "absl/status/statusor.h"
+#include "engine/parts/sharded_model.h"
 
 namespace tessera {
 
-// With sharding.shard_group_size: units that some rank has written to are
-// compared between replicas, until they are equal. REQUIRES: within an
-// ExclusiveScope. FailedPrecondition, the same on all ranks. COLLECTIVE: one
-// small exchange, two if anything was written.
-absl::Status CheckReplicas(EngineParts* parts);
+class WriteChecks {
+ public:
+  // `model` outlives this. `check_writes`: of the configuration.
+  WriteChecks(const ShardedModel* model, bool check_writes)
+      : model_(model), check_writes_(check_writes) {}
 
-// What operators wrote at places that depend on their input since the last
-// Backward (sharding/flat/placed_writes.h), and replicas as CheckReplicas: who
-// saves wants ranks that hold the same. REQUIRES, errors: as that. COLLECTIVE:
-// one small exchange more.
-absl::Status CheckBeforeSave(EngineParts* parts);
+  // With sharding.shard_group_size: units that some rank has written to are
+  // compared between replicas, until they are equal. REQUIRES: within an
+  // ExclusiveScope. FailedPrecondition, the same on all ranks. COLLECTIVE: one
+  // small exchange, two if anything was written.
+  absl::Status CheckReplicas();
 
-// With sharding.check_writes: what was written since the last call is the same
-// on all ranks. FailedPrecondition, the same on all. COLLECTIVE.
-absl::Status CheckWrites(EngineParts* parts);
+  // What operators wrote at places that depend on their input since the last
+  // Backward (sharding/flat/placed_writes.h), and replicas as CheckReplicas:
+  // who saves wants ranks that hold the same. REQUIRES, errors: as that.
+  // COLLECTIVE: one small exchange more.
+  absl::Status CheckBeforeSave();
+
+  // With sharding.check_writes: what was written since the last call is the
+  // same on all ranks. FailedPrecondition, the same on all. COLLECTIVE.
+  absl::Status CheckWrites();
+
+ private:
+  absl::StatusOr<bool> NoteWritten();
+
+  const ShardedModel* const model_;
+  const bool check_writes_;
+  // By flat: written to since replicas were last seen to be equal, somewhere.
+  std::vector<bool> unverified_;
+};
 
 }  // namespace tessera
 #endif  // ENGINE_PARTS_WRITE_CHECKS_H_

@@ -26,7 +26,8 @@ struct UnitRow {
 };
 
 // Flats of one unit's name are one row, as in the refusal's activations.
-std::vector<UnitRow> UnitRows(const EngineParts& parts,
+std::vector<UnitRow> UnitRows(const ShardedModel& model,
+                              const Optimization& optimization,
                               const StepMemory::Refusal& refusal) {
   std::vector<UnitRow> rows;
   absl::flat_hash_map<std::string, size_t> row_of;
@@ -38,21 +39,23 @@ std::vector<UnitRow> UnitRows(const EngineParts& parts,
     }
     return rows[it->second];
   };
-  const bool has_gradients = parts.gradients != nullptr &&
+  const bool has_gradients = optimization.gradients() != nullptr &&
                              refusal.moment.held[HeldKind::kGradients] > 0;
-  for (size_t i = 0; i < parts.flats.size(); ++i) {
-    const FlatParameter& flat = *parts.flats[i];
+  for (size_t i = 0; i < model.flats().size(); ++i) {
+    const FlatParameter& flat = *model.flats()[i];
     UnitRow& unit = row(flat.name());
     unit.parameters += flat.resident_bytes();
     if (has_gradients) {
-      unit.gradients += parts.gradients->of(i).resident_bytes();
+      unit.gradients += optimization.gradients()->of(i).resident_bytes();
     }
-    if (parts.optimizer != nullptr && flat.trainable()) {
+    if (optimization.optimizer() != nullptr && flat.trainable()) {
       const int number = static_cast<int>(i);
-      for (const TieredBuffer& state : parts.optimizer->states(number)) {
+      for (const TieredBuffer& state :
+           optimization.optimizer()->states(number)) {
         unit.optimizer += state.resident_bytes();
       }
-      for (const ShapedState& state : parts.optimizer->shaped_states(number)) {
+      for (const ShapedState& state :
+           optimization.optimizer()->shaped_states(number)) {
         unit.optimizer += static_cast<int64_t>(state.values.nbytes());
       }
     }
@@ -132,20 +135,21 @@ void AddPlan(const PlanReport& plan, int stage, int64_t held,
 
 }  // namespace
 
-std::string HeldReport(const EngineParts& parts,
+std::string HeldReport(const ShardedModel& model,
+                       const Optimization& optimization, const PlanReport* plan,
                        const StepMemory::Refusal& refusal) {
   const std::string where =
-      refusal.device == parts.device().str() && refusal.device == "cpu"
+      refusal.device == model.device().str() && refusal.device == "cpu"
           ? ""
           : absl::StrCat(" on ", refusal.device);
   std::string text = absl::StrCat(
-      "held by rank ", parts.comm->rank(), "/", parts.comm->world_size(), where,
-      " when it was refused: ", HeldTable(refusal.moment),
+      "held by rank ", model.comm()->rank(), "/", model.comm()->world_size(),
+      where, " when it was refused: ", HeldTable(refusal.moment),
       "\npeak of the step until then: ", BytesText(refusal.peak_bytes));
-  AddUnits(UnitRows(parts, refusal), &text);
-  AddDevice(parts.device(), &text);
-  if (parts.plan != nullptr) {
-    AddPlan(*parts.plan, parts.stage, refusal.moment.held.total(), &text);
+  AddUnits(UnitRows(model, optimization, refusal), &text);
+  AddDevice(model.device(), &text);
+  if (plan != nullptr) {
+    AddPlan(*plan, model.stage(), refusal.moment.held.total(), &text);
   }
   return text;
 }
@@ -154,10 +158,11 @@ std::string RefusalReport::Text(const absl::Status& status) const {
   if (!absl::IsResourceExhausted(status)) return "";
   StepMemory& memory = StepMemory::Global();
   if (memory.refusals() == before_) {
-    if (parts_->device().is_cpu()) return "";
-    memory.NoteRefusal(LedgerOf(parts_->device()));
+    if (model_.device().is_cpu()) return "";
+    memory.NoteRefusal(LedgerOf(model_.device()));
   }
-  return absl::StrCat("\n", HeldReport(*parts_, memory.last_refusal()));
+  return absl::StrCat(
+      "\n", HeldReport(model_, optimization_, plan_, memory.last_refusal()));
 }
 
 absl::Status RefusalReport::In(const absl::Status& status) const {

@@ -7,15 +7,20 @@
 
 #include "absl/status/status.h"
 #include "base/step_memory/step_memory.h"
-#include "engine/parts/engine_parts.h"
+#include "engine/parts/optimization.h"
+#include "engine/parts/sharded_model.h"
 
 namespace tessera {
+
+struct PlanReport;  // engine/plan/plan.h
 
 // Lines for a log, without a newline at the end: what was held by kind when
 // memory was last refused, the peak until then, and the five units with the
 // most bytes, these by kind; with EngineOptions::plan what was planned, and two
-// changes that would fit. `parts` may be half made. LOCAL.
-std::string HeldReport(const EngineParts& parts,
+// changes that would fit. The engine may be half made; `plan` null: there is
+// none. LOCAL.
+std::string HeldReport(const ShardedModel& model,
+                       const Optimization& optimization, const PlanReport* plan,
                        const StepMemory::Refusal& refusal);
 
 // For a call of an engine: what it returns says what this rank held, if memory
@@ -24,9 +29,13 @@ std::string HeldReport(const EngineParts& parts,
 // counts.
 class RefusalReport {
  public:
-  // `parts` outlives this.
-  explicit RefusalReport(const EngineParts* parts)
-      : parts_(parts), before_(StepMemory::Global().refusals()) {}
+  // All of these outlive it.
+  RefusalReport(const ShardedModel* model, const Optimization* optimization,
+                const PlanReport* plan)
+      : model_(*model),
+        optimization_(*optimization),
+        plan_(plan),
+        before_(StepMemory::Global().refusals()) {}
 
   // "" if nothing was refused, else a newline and HeldReport.
   std::string Text(const absl::Status& status) const;
@@ -34,7 +43,9 @@ class RefusalReport {
   absl::Status In(const absl::Status& status) const;
 
  private:
-  const EngineParts* const parts_;
+  const ShardedModel& model_;
+  const Optimization& optimization_;
+  const PlanReport* const plan_;
   const int64_t before_;
 };
 

@@ -12,6 +12,7 @@
 #include "c10/core/Event.h"
 #include "c10/core/ScalarType.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
+#include "config/config.pb.h"
 #include "optim/gradients/non_finite.h"
 
 namespace tessera {
@@ -66,7 +67,14 @@ struct RunWatch::Look {
   int64_t later_step = 0;
 };
 
-RunWatch::RunWatch(const EngineParts* parts) : parts_(parts) {}
+RunWatch::RunWatch(const ShardedModel* model, const Optimization* optimization,
+                   const LrSchedule* schedule, const proto::Config* config,
+                   bool skips)
+    : model_(*model),
+      optimization_(*optimization),
+      schedule_(schedule),
+      config_(*config),
+      skips_(skips) {}
 RunWatch::~RunWatch() = default;
 
 // What cannot be read any more (a loss that is a parameter itself, say) is not
@@ -113,10 +121,9 @@ void RunWatch::Tell(double loss, int64_t step) {
   told_loss_ = true;
   TESSERA_LOG(WARNING)
       << "the loss of this rank in optimizer step " << step << " is " << loss
-      << (parts_->settings.step.skip_on_overflow
-              ? "; a step with such gradients is skipped"
-              : "; nothing skips such a step, so the parameters become NaN, "
-                "too")
+      << (skips_ ? "; a step with such gradients is skipped"
+                 : "; nothing skips such a step, so the parameters become NaN, "
+                   "too")
       << ": look for the first batch, or operator, whose values are not "
          "finite, "
          "lower the learning rate or clip gradients, and go on from a "
@@ -138,9 +145,9 @@ void RunWatch::TellNarrow(const at::Tensor& loss) {
 }
 
 bool RunWatch::names_next() const {
-  const int64_t most = parts_->config.precision().max_skipped_in_a_row();
+  const int64_t most = config_.precision().max_skipped_in_a_row();
   return (most > 0 && skipped_in_a_row_ + 1 >= most) ||
-         (!told_skip_ && parts_->device().is_cpu());
+         (!told_skip_ && model_.device().is_cpu());
 }
 
 absl::Status RunWatch::AddOutcome(const StepReport& report, int64_t steps_done,
@@ -150,22 +157,23 @@ absl::Status RunWatch::AddOutcome(const StepReport& report, int64_t steps_done,
     return absl::OkStatus();
   }
   ++skipped_in_a_row_;
-  const int64_t most = parts_->config.precision().max_skipped_in_a_row();
+  const int64_t most = config_.precision().max_skipped_in_a_row();
   if (!told_skip_) {
     told_skip_ = true;
     const std::string named =
-        report.non_finite.empty() && !parts_->device().is_cpu()
+        report.non_finite.empty() && !model_.device().is_cpu()
             ? absl::StrCat("are not finite (",
-                           parts_->scaler.has_value() ? "fp16" : "bf16",
+                           optimization_.scaler() != nullptr ? "fp16" : "bf16",
                            ".name_overflows finds which)")
             : absl::StrCat("of ", Named(report.non_finite));
     TESSERA_LOG_RANK0(WARNING)
         << "optimizer step " << steps_done + 1
         << " was skipped, and is tried again with the next batch: gradients "
         << named
-        << (parts_->scaler.has_value() && parts_->scaler->dynamic()
+        << (optimization_.scaler() != nullptr &&
+                    optimization_.scaler()->dynamic()
                 ? absl::StrCat("; the loss scale was ", scale, " and is now ",
-                               parts_->scaler->scale(),
+                               optimization_.scaler()->scale(),
                                " (it begins too high, so a few such steps at "
                                "the start are normal)")
                 : "")
@@ -191,13 +199,13 @@ absl::Status RunWatch::AddOutcome(const StepReport& report, int64_t steps_done,
 
 // By then the rate has been as small as it was to be.
 void RunWatch::AddRate(int64_t steps_done) {
-  if (told_rate_ || parts_->lr_schedule == nullptr) return;
-  const auto last = parts_->lr_schedule->RisesAfter();
+  if (told_rate_ || schedule_ == nullptr) return;
+  const auto last = schedule_->RisesAfter();
   if (!last.has_value() || steps_done <= *last) return;
   told_rate_ = true;
   TESSERA_LOG_RANK0(WARNING)
       << "the learning rate rises again from optimizer step " << *last + 2
-      << " on, for " << parts_->config.scheduler().params().t_max()
+      << " on, for " << config_.scheduler().params().t_max()
       << " steps: CosineAnnealingLR has been at its lowest after step " << *last
       << ", as in torch; make scheduler.params.T_max the number of steps of "
          "the "
@@ -206,7 +214,7 @@ void RunWatch::AddRate(int64_t steps_done) {
 }
 
 bool RunWatch::HasGradients() const {
-  for (const auto& flat : parts_->flats) {
+  for (const auto& flat : model_.flats()) {
     for (const auto& p : flat->parameters()) {
       if (PeekGrad(p.tensor).defined()) return true;
     }
@@ -217,11 +225,12 @@ bool RunWatch::HasGradients() const {
 // An engine that evaluates has no gradients, and one without an optimizer may
 // have them made to be looked at.
 void RunWatch::End() {
-  if (step_called_ || told_end_ || parts_->gradients == nullptr ||
-      parts_->optimizer == nullptr) {
+  if (step_called_ || told_end_ || optimization_.gradients() == nullptr ||
+      optimization_.optimizer() == nullptr) {
     return;
   }
-  const bool outside = parts_->gradients->any_outside() || HasGradients();
+  const bool outside =
+      optimization_.gradients()->any_outside() || HasGradients();
   if (!outside && !backward_made_) return;
   told_end_ = true;
   TESSERA_LOG_RANK0(WARNING)

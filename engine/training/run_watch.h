@@ -17,15 +17,23 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
-#include "engine/parts/engine_parts.h"
 #include "engine/parts/engine_types.h"
+#include "engine/parts/optimization.h"
+#include "engine/parts/sharded_model.h"
+#include "optim/schedule/lr_schedule.h"
 
 namespace tessera {
 
+namespace proto {
+class Config;
+}
+
 class RunWatch {
  public:
-  // `parts` outlives this.
-  explicit RunWatch(const EngineParts* parts);
+  // All of these outlive it. `schedule` null: the rate stays. `skips`: steps
+  // whose gradients are not finite.
+  RunWatch(const ShardedModel* model, const Optimization* optimization,
+           const LrSchedule* schedule, const proto::Config* config, bool skips);
   ~RunWatch();
 
   // A Backward that went well, of optimizer step `step`; the loss counts.
@@ -61,7 +69,11 @@ class RunWatch {
   void Tell(double loss, int64_t step);
   bool HasGradients() const;
 
-  const EngineParts* const parts_;
+  const ShardedModel& model_;
+  const Optimization& optimization_;
+  const LrSchedule* const schedule_;
+  const proto::Config& config_;
+  const bool skips_;
   std::unique_ptr<Look> look_;  // at a device's loss; null: there was none
   int64_t skipped_in_a_row_ = 0;
   bool backward_made_ = false, step_called_ = false;

@@ -30,13 +30,13 @@ void ResetPeaks(const at::Device& device) {
 }  // namespace
 
 bool StepMemoryReporter::IsRecorded(int64_t step) const {
-  const proto::MemoryTimeline& config = parts_->config.memory_timeline();
+  const proto::MemoryTimeline& config = config_.memory_timeline();
   return !config.path().empty() && config.step() == step;
 }
 
 void StepMemoryReporter::Begin() {
   training_.emplace();
-  const at::Device device = parts_->device();
+  const at::Device device = model_.device();
   if (!device.is_cpu()) {
     device_.emplace(&LedgerOf(device), [device] {
       return StatsOf(device).allocated_bytes[kAll].current;
@@ -48,7 +48,7 @@ void StepMemoryReporter::Begin() {
 
 // Peaks are since the step before ended, or Begin.
 StepMemoryReport StepMemoryReporter::ReportOfDevice(StepMemoryReport report) {
-  const at::Device device = parts_->device();
+  const at::Device device = model_.device();
   const auto stats = StatsOf(device);
   ResetPeaks(device);
   report.device = device.str();
@@ -70,12 +70,12 @@ StepMemoryReport StepMemoryReporter::EndStep() {
   }
   if (IsRecorded(steps_)) {
     const absl::Status written =
-        WriteMemoryTimeline(parts_->config.memory_timeline().path());
+        WriteMemoryTimeline(config_.memory_timeline().path());
     if (!written.ok()) TESSERA_LOG(WARNING) << "memory_timeline: " << written;
   }
   if (IsRecorded(steps_ + 1)) RecordMemory();
-  if (parts_->config.memory_breakdown() && steps_ <= kPrintedSteps &&
-      parts_->comm->rank() == 0) {
+  if (config_.memory_breakdown() && steps_ <= kPrintedSteps &&
+      model_.comm()->rank() == 0) {
     const std::string table = StepMemoryTable(report, kPrintedUnits);
     for (absl::string_view line : absl::StrSplit(table, '\n')) {
       TESSERA_LOG(INFO) << "memory of step " << steps_ << ": " << line;
@@ -91,7 +91,7 @@ absl::Status StepMemoryReporter::WriteMemoryTimeline(
         "WriteMemoryTimeline: no step was recorded; call RecordMemory before "
         "its forward, and this after its Step");
   }
-  return WriteTimeline(*timeline_, prefix, parts_->comm->rank());
+  return WriteTimeline(*timeline_, prefix, model_.comm()->rank());
 }
 
 }  // namespace tessera

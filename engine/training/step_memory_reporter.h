@@ -8,14 +8,19 @@
 
 #include "absl/status/status.h"
 #include "base/step_memory/step_memory.h"
-#include "engine/parts/engine_parts.h"
+#include "engine/parts/sharded_model.h"
 
 namespace tessera {
 
+namespace proto {
+class Config;
+}
+
 class StepMemoryReporter {
  public:
-  // `parts` outlives this.
-  explicit StepMemoryReporter(EngineParts* parts) : parts_(parts) {}
+  // Both outlive this.
+  StepMemoryReporter(const ShardedModel* model, const proto::Config* config)
+      : model_(*model), config_(*config) {}
 
   // Create has ended: memory is counted for a step, and recorded if the
   // configuration asks for it.
@@ -38,7 +43,8 @@ class StepMemoryReporter {
   StepMemoryReport ReportOfDevice(StepMemoryReport report);
   bool IsRecorded(int64_t step) const;
 
-  EngineParts* const parts_;
+  const ShardedModel& model_;
+  const proto::Config& config_;
   std::optional<StepMemory::Training> training_;
   std::optional<DeviceMemory> device_;      // none: the CPU
   std::optional<MemoryTimeline> timeline_;  // the last one

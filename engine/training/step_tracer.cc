@@ -108,8 +108,9 @@ struct Files {
 }  // namespace
 
 void StepTracer::Begin() {
-  const proto::Trace& config = parts_->config.trace();
-  if (Wanted(config, parts_->comm->rank()) && config.start_step() == 1) Start();
+  const proto::Trace& config = config_.trace();
+  if (Wanted(config, model_.comm()->rank()) && config.start_step() == 1)
+    Start();
 }
 
 void StepTracer::Start() {
@@ -120,8 +121,8 @@ void StepTracer::Start() {
   }
   records_ = true;
   step_begin_ = phase_end_ = TraceNow();
-  if (parts_->config.trace().kineto()) {
-    Warn(kineto_.Start(parts_->device()));
+  if (config_.trace().kineto()) {
+    Warn(kineto_.Start(model_.device()));
   }
 }
 
@@ -133,7 +134,7 @@ void StepTracer::EndForward() {
 void StepTracer::EndBackward() { phase_end_ = records_ ? TraceNow() : 0; }
 
 void StepTracer::EndStep(int64_t step, int64_t update) {
-  const proto::Trace& config = parts_->config.trace();
+  const proto::Trace& config = config_.trace();
   if (!config.enabled()) return;
   ++steps_;
   if (records_) {
@@ -144,7 +145,7 @@ void StepTracer::EndStep(int64_t step, int64_t update) {
     step_begin_ = phase_end_ = now;
     if (steps_ >= config.end_step()) Finish();
   } else if (steps_ + 1 == config.start_step() &&
-             Wanted(config, parts_->comm->rank())) {
+             Wanted(config, model_.comm()->rank())) {
     Start();
   }
 }
@@ -156,9 +157,9 @@ void StepTracer::Finish() {
   if (kineto.ok()) files->kineto = *std::move(kineto);
   Warn(kineto.status());
   files->recording = StopTrace();
-  files->process = {parts_->comm->rank(), parts_->comm->world_size(),
+  files->process = {model_.comm()->rank(), model_.comm()->world_size(),
                     HostName()};
-  files->config = parts_->config.trace();
+  files->config = config_.trace();
   auto thread = StartThread("tessera-trace", [files] { files->Write(); });
   if (thread.ok()) {
     writer_ = *std::move(thread);

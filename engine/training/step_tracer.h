@@ -13,15 +13,20 @@
 #include <cstdint>
 #include <thread>
 
-#include "engine/parts/engine_parts.h"
+#include "engine/parts/sharded_model.h"
 #include "engine/training/kineto_trace.h"
 
 namespace tessera {
 
+namespace proto {
+class Config;
+}
+
 class StepTracer {
  public:
-  // `parts` outlives this.
-  explicit StepTracer(EngineParts* parts) : parts_(parts) {}
+  // Both outlive this.
+  StepTracer(const ShardedModel* model, const proto::Config* config)
+      : model_(*model), config_(*config) {}
   ~StepTracer() { End(); }
   StepTracer(const StepTracer&) = delete;
   StepTracer& operator=(const StepTracer&) = delete;
@@ -42,7 +47,8 @@ class StepTracer {
   void Start();
   void Finish();
 
-  EngineParts* const parts_;
+  const ShardedModel& model_;
+  const proto::Config& config_;
   bool records_ = false;
   int64_t steps_ = 0;       // since Create
   int64_t step_begin_ = 0;  // TraceNow()

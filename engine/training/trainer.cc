@@ -12,15 +12,13 @@
 #include "base/torch_guard.h"
 #include "base/trace/trace.h"
 #include "comm/all_gather_values.h"
+#include "config/config.pb.h"
 #include "engine/parts/catch_announced.h"
 #include "engine/parts/exclusive_scope.h"
-#include "engine/parts/learning_rate.h"
-#include "engine/parts/write_checks.h"
 #include "engine/training/held_report.h"
 #include "offload/update_stream.h"
 #include "sharding/dispatch/saved_tensors.h"
 #include "sharding/gradient/nested_graphs.h"
-#include "sharding/partition/module_walk.h"
 #include "torch/nn/module.h"
 
 namespace tessera {
@@ -45,17 +43,30 @@ absl::Status CheckLoss(const at::Tensor& loss) {
 
 }  // namespace
 
+Trainer::Trainer(const Needs& needs)
+    : guard_(needs.guard),
+      optimization_(*needs.optimization),
+      groups_(*needs.groups),
+      writes_(*needs.writes),
+      config_(*needs.config),
+      settings_(*needs.settings),
+      plan_(needs.plan),
+      watch_(&guard_->model(), &optimization_, groups_.schedule(), &config_,
+             settings_.step.skip_on_overflow),
+      memory_(&guard_->model(), &config_),
+      tracer_(&guard_->model(), &config_) {}
+
 // zero_grad() of the module or of an optimizer does what ZeroGrad does, but in
 // the middle of an accumulation: DeepSpeed's loops call it for each
 // micro-batch, and no step would ever be made.
 absl::Status Trainer::TakeZeroGrad() {
   TESSERA_ASSIGN_OR_RETURN(const bool zeroed,
-                           parts_->gradients->WasZeroedByUser());
+                           optimization_.gradients()->WasZeroedByUser());
   if (!zeroed) return absl::OkStatus();
   if (micro_steps_ == 0) return ZeroGrad();
   return absl::FailedPreconditionError(
       absl::StrCat("zero_grad() was called after micro-batch ", micro_steps_,
-                   " of the ", parts_->config.gradient_accumulation_steps(),
+                   " of the ", config_.gradient_accumulation_steps(),
                    " of a step, and would drop their gradients; call it after "
                    "the last one's "
                    "Step only, or Engine::ZeroGrad to drop them"));
@@ -63,7 +74,7 @@ absl::Status Trainer::TakeZeroGrad() {
 
 // libtorch's habit, one step() after n backwards, would be a micro-batch of n.
 absl::Status Trainer::CheckEndOfMicroBatch() const {
-  const int64_t count = parts_->config.gradient_accumulation_steps();
+  const int64_t count = config_.gradient_accumulation_steps();
   if (count == 1 || !has_backward_ || more_losses_) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "Backward: the second one since the last Step, and "
@@ -80,7 +91,7 @@ absl::Status Trainer::CheckBackward(const at::Tensor& loss,
   TESSERA_RETURN_IF_ERROR(CheckEndOfMicroBatch());
   TESSERA_RETURN_IF_ERROR(CheckLoss(loss));
   TESSERA_RETURN_IF_ERROR(CheckWeight(options));
-  if (parts_->settings.autocast_dtype.has_value() && !autocast_seen_) {
+  if (settings_.autocast_dtype.has_value() && !autocast_seen_) {
     return absl::FailedPreconditionError(
         "Backward: the configuration enables torch_autocast, but forward did "
         "not run within an Engine::AutocastScope");
@@ -89,22 +100,22 @@ absl::Status Trainer::CheckBackward(const at::Tensor& loss,
 }
 
 bool Trainer::ReducesNow() const {
-  const bool last =
-      micro_steps_ + 1 >= parts_->config.gradient_accumulation_steps();
-  return no_sync_ == 0 && (last || !parts_->settings.accumulate_locally);
+  const bool last = micro_steps_ + 1 >= config_.gradient_accumulation_steps();
+  return no_sync_ == 0 && (last || !settings_.accumulate_locally);
 }
 
 // To ask a tensor for its graph may throw: the backward will say why.
 bool Trainer::MayNest(const at::Tensor& loss) const {
-  if (!parts_->gradients->AnyUsedWithoutGrad() || !loss.defined()) return false;
+  if (!optimization_.gradients()->AnyUsedWithoutGrad() || !loss.defined())
+    return false;
   return CatchTorch("graph", [&] { return GraphMayNest(loss); }).value_or(true);
 }
 
 absl::Status Trainer::Backward(const at::Tensor& loss,
                                const BackwardOptions& options) {
-  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
-  if (parts_->recomputed != nullptr) parts_->recomputed->EndForward();
-  const RefusalReport refusals(parts_);
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
+  if (recomputed_ != nullptr) recomputed_->EndForward();
+  const RefusalReport refusals(&guard_->model(), &optimization_, plan_);
   tracer_.EndForward();
   if (observer_ != nullptr) observer_->EndForward();
   absl::Status status;
@@ -123,35 +134,36 @@ absl::Status Trainer::Backward(const at::Tensor& loss,
 
 absl::Status Trainer::RunBackward(const at::Tensor& loss,
                                   const BackwardOptions& options) {
-  absl::Status wrong = parts_->gradients->TakeLooks();
+  absl::Status wrong = optimization_.gradients()->TakeLooks();
   wrong.Update(TakeZeroGrad());
-  wrong.Update(parts_->CheckNotSummoned());
-  wrong.Update(parts_->CheckNotAveraged());
+  wrong.Update(guard_->life().CheckNotSummoned());
+  wrong.Update(guard_->life().CheckNotAveraged());
   wrong.Update(
       CatchTorch("backward", [&] { return CheckBackward(loss, options); }));
-  wrong = parts_->gradients->ChooseWeightUnit(wrong, options.weight);
+  wrong = optimization_.gradients()->ChooseWeightUnit(wrong, options.weight);
   MicroBatch micro_batch;
   auto backward = [&] {
     ThrowIfError(wrong);
     loss.backward(Seed(loss, &micro_batch), options.retain_graph);
     if (observer_ != nullptr) observer_->EndAutograd();
-    ThrowIfError(parts_->gradients->CheckAttached());
+    ThrowIfError(optimization_.gradients()->CheckAttached());
   };
-  micro_batch.position = absl::StrCat(
-      "optimizer step ", updates(), ", micro-batch ", micro_steps_,
-      ", Backward ", parts_->gradients->num_reductions(), " of the step");
+  micro_batch.position =
+      absl::StrCat("optimizer step ", updates(), ", micro-batch ", micro_steps_,
+                   ", Backward ", optimization_.gradients()->num_reductions(),
+                   " of the step");
   micro_batch.reduce = ReducesNow();
   ScaleMicroBatch(options, &micro_batch);
   micro_batch.may_nest = MayNest(loss);
   StepEarly(options, &micro_batch);
   // The first backwards have large gradients on the heap, too.
   const bool keeps_heap =
-      parts_->settings.keep_freed_heap && parts_->device().is_cpu();
+      settings_.keep_freed_heap && guard_->model().device().is_cpu();
   if (keeps_heap) ReturnFreedHeap();
-  absl::Status status = parts_->gradients->Run(backward, micro_batch);
+  absl::Status status = optimization_.gradients()->Run(backward, micro_batch);
   ++backwards_;
-  if (parts_->recomputed != nullptr) parts_->recomputed->EndBackward();
-  parts_->schedule->EndPass();
+  if (recomputed_ != nullptr) recomputed_->EndBackward();
+  guard_->model().schedule()->EndPass();
   if (keeps_heap && backwards_ >= Gradients::kToLearnPlaces) KeepFreedHeap();
   if (status.ok()) {
     if (observer_ != nullptr) {
@@ -162,47 +174,31 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
     weight_ = options.weight;
     reduced_ = micro_batch.reduce;
     losses_dropped_ = false;
-    parts_->weighted = options.weight.has_value();
+    optimization_.SetWeighted(options.weight.has_value());
     ++step_backwards_;
   } else {
     losses_dropped_ = losses_dropped_ || (micro_batch.reduce && !reduced_);
-    if (parts_->optimizer != nullptr) parts_->optimizer->DropEarly();
+    if (optimization_.optimizer() != nullptr)
+      optimization_.optimizer()->DropEarly();
   }
   return status;
 }
 
 absl::StatusOr<bool> Trainer::AnyRankHasData(bool this_rank) {
-  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<uint8_t> all,
-      AllGatherValue<uint8_t>(parts_->comm.get(), this_rank ? 1 : 0,
+      AllGatherValue<uint8_t>(guard_->comm(), this_rank ? 1 : 0,
                               CommTag{"data left"}));
   return std::find(all.begin(), all.end(), 1) != all.end();
 }
 
-// A parameter registered since would be trained by nobody.
-absl::Status Trainer::CheckParametersKnown() const {
-  if (FingerprintOfParameters(*parts_->module) == parameters_fingerprint_) {
-    return absl::OkStatus();
-  }
-  for (const auto& p : parts_->module->named_parameters()) {
-    if (known_parameters_.contains(p.value().unsafeGetTensorImpl())) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "parameter '", p.key(),
-        "' was registered after Engine::Create, which does not see it; Close() "
-        "the engine and Create another"));
-  }
-  return absl::FailedPreconditionError(
-      "some of the module's parameters were unregistered after Engine::Create; "
-      "Close() the engine and Create another");
-}
-
 absl::Status Trainer::CheckStep() {
-  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
-  TESSERA_RETURN_IF_ERROR(parts_->CheckNotSummoned());
-  TESSERA_RETURN_IF_ERROR(parts_->CheckNotAveraged());
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckNotSummoned());
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckNotAveraged());
   TESSERA_RETURN_IF_ERROR(TakeZeroGrad());
-  if (parts_->optimizer == nullptr) {
+  if (optimization_.optimizer() == nullptr) {
     return absl::FailedPreconditionError(
         "Step: the configuration has no optimizer");
   }
@@ -216,10 +212,10 @@ absl::Status Trainer::CheckStep() {
 
 // The same on all ranks.
 absl::Status Trainer::CheckUpdate() {
-  TESSERA_RETURN_IF_ERROR(CheckWrites(parts_));
-  TESSERA_RETURN_IF_ERROR(CheckReplicas(parts_));
-  if (!parts_->weighted.value_or(false) ||
-      parts_->gradients->total_weight() != 0) {
+  TESSERA_RETURN_IF_ERROR(writes_.CheckWrites());
+  TESSERA_RETURN_IF_ERROR(writes_.CheckReplicas());
+  if (!optimization_.weighted().value_or(false) ||
+      optimization_.gradients()->total_weight() != 0) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
@@ -228,28 +224,28 @@ absl::Status Trainer::CheckUpdate() {
 }
 
 void Trainer::SetScheduledRate() {
-  if (parts_->optimizer == nullptr) return;
+  if (optimization_.optimizer() == nullptr) return;
   watch_.AddRate(step_);
-  std::vector<OptimizerOptions> options = ScheduledOptions(*parts_, step_);
+  std::vector<OptimizerOptions> options = groups_.Scheduled(step_);
   report_.learning_rate = options[0].lr;
   report_.groups.clear();
   for (size_t g = 0; g < options.size(); ++g) {
-    report_.groups.push_back({parts_->groups.names[g], options[g].lr});
+    report_.groups.push_back({groups_.groups().names[g], options[g].lr});
   }
-  parts_->optimizer->SetOptions(std::move(options));
+  optimization_.optimizer()->SetOptions(std::move(options));
 }
 
 absl::Status Trainer::UpdateParameters() {
   outcome_.reset();  // one that nobody has asked for
-  one_backward_each_ =
-      step_backwards_ == parts_->config.gradient_accumulation_steps();
+  one_backward_each_ = step_backwards_ == config_.gradient_accumulation_steps();
   SetScheduledRate();
-  parts_->gradients->Enter();
+  optimization_.gradients()->Enter();
   absl::StatusOr<StepOutcome> made =
-      StepShards(parts_->flats, parts_->gradients.get(), parts_->divisor(),
-                 StepOptions(), parts_->optimizer.get(), parts_->comm.get());
-  if (!made.ok() && parts_->optimizer->half_stepped()) {
-    parts_->Lose(made.status());
+      StepShards(guard_->model().flats(), optimization_.gradients(),
+                 optimization_.divisor(), StepOptions(),
+                 optimization_.optimizer(), guard_->comm());
+  if (!made.ok() && optimization_.optimizer()->half_stepped()) {
+    guard_->life().Lose(made.status());
   }
   TESSERA_RETURN_IF_ERROR(made.status());
   StepOutcome outcome = *std::move(made);
@@ -259,26 +255,27 @@ absl::Status Trainer::UpdateParameters() {
   } else {
     Report(*outcome.Take());
   }
-  if (parts_->recomputed != nullptr) {
-    report_.recompute = parts_->recomputed->TakeReport();
+  if (recomputed_ != nullptr) {
+    report_.recompute = recomputed_->TakeReport();
   }
-  report_.loss_scale = parts_->scaler.has_value() ? parts_->scaler->scale() : 1;
+  report_.loss_scale = optimization_.loss_scale();
   ReportOffload();
   return absl::OkStatus();
 }
 
 void Trainer::ReportOffload() {
-  if (parts_->stream == nullptr) return;
+  if (guard_->stream() == nullptr) return;
   SwapStats disk;  // the host's copies are the device's to report
-  if (parts_->stream->disk() != nullptr) disk = parts_->stream->disk()->stats();
-  const UpdateStreamStats stream = parts_->stream->stats();
+  if (guard_->stream()->disk() != nullptr)
+    disk = guard_->stream()->disk()->stats();
+  const UpdateStreamStats stream = guard_->stream()->stats();
   const OffloadReport now = {disk.bytes_read,
                              disk.bytes_written,
                              disk.reading,
                              disk.writing,
                              stream.computing,
                              stream.stalled,
-                             parts_->optimizer->early_units()};
+                             optimization_.optimizer()->early_units()};
   const OffloadReport before = std::exchange(offload_, now);
   report_.offload = {now.bytes_read - before.bytes_read,
                      now.bytes_written - before.bytes_written,
@@ -298,10 +295,12 @@ absl::Status Trainer::OptimizerStep() {
   if (observer_ != nullptr) {
     observer_->Complete(report_, {step_, report_.skipped_steps, samples_});
   }
-  absl::Status status = parts_->gradients->TakeLooks();
-  if (status.ok()) status = parts_->gradients->CheckNothingPending();
-  if (status.ok()) status = CheckParametersKnown();
-  ExclusiveScope exclusive(parts_, "Step");
+  absl::Status status = optimization_.gradients()->TakeLooks();
+  if (status.ok()) status = optimization_.gradients()->CheckNothingPending();
+  if (status.ok()) {
+    status = known_parameters_.Check(guard_->model().module());
+  }
+  ExclusiveScope exclusive(guard_, "Step");
   const absl::Status entered = exclusive.Enter(status);
   if (!entered.ok()) return status.ok() ? entered : status;
   if (status.ok()) status = exclusive.Prepare();
@@ -314,17 +313,18 @@ absl::Status Trainer::OptimizerStep() {
   EndStep();
   // The step is made, and the same on all ranks, whatever becomes of these.
   if (!outcome_.has_value()) status = JudgeOutcome();
-  if (parts_->buffer_sync != nullptr) {
-    status.Update(parts_->buffer_sync->Sync());
+  if (buffer_sync_ != nullptr) {
+    status.Update(buffer_sync_->Sync());
   }
   return status;
 }
 
 void Trainer::EndStep() {
-  if (parts_->optimizer != nullptr) parts_->optimizer->DropEarly();
-  parts_->gradients->Zero();
+  if (optimization_.optimizer() != nullptr)
+    optimization_.optimizer()->DropEarly();
+  optimization_.gradients()->Zero();
   has_backward_ = autocast_seen_ = false;
-  parts_->weighted.reset();
+  optimization_.SetWeighted(std::nullopt);
   micro_steps_ = step_backwards_ = 0;
   EndKeptPeriod();
 }
@@ -333,7 +333,7 @@ absl::Status Trainer::Step() {
   watch_.NoteStepCall();
   TESSERA_RETURN_IF_ERROR(CheckStep());
   if (observer_ != nullptr) observer_->BeginStep();
-  if (micro_steps_ + 1 < parts_->config.gradient_accumulation_steps()) {
+  if (micro_steps_ + 1 < config_.gradient_accumulation_steps()) {
     ++micro_steps_;
     has_backward_ = autocast_seen_ = false;
     if (observer_ != nullptr) observer_->EndMicroBatch();
@@ -345,16 +345,16 @@ absl::Status Trainer::Step() {
         "end it before the last Backward of the step");
   }
   const int64_t before = updates();
-  const RefusalReport refusals(parts_);
+  const RefusalReport refusals(&guard_->model(), &optimization_, plan_);
   absl::Status status;
   {
     const StepMemory::PhaseScope phase(MemoryPhase::kStep);
     const TraceScope trace(TraceTrack::kMain, "optimizer step");
-    status = refusals.In(CatchAnnounced(parts_->comm.get(), "Step",
+    status = refusals.In(CatchAnnounced(guard_->comm(), "Step",
                                         [&] { return OptimizerStep(); }));
   }
   if (updates() == before) return status;
-  samples_ += parts_->config.train_batch_size();
+  samples_ += config_.train_batch_size();
   report_.memory = memory_.EndStep();
   tracer_.EndStep(step_at_most_, updates());
   if (observer_ != nullptr) {
@@ -364,8 +364,8 @@ absl::Status Trainer::Step() {
 }
 
 absl::Status Trainer::ZeroGrad() {
-  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
-  if (parts_->recomputed != nullptr) parts_->recomputed->EndForward();
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
+  if (recomputed_ != nullptr) recomputed_->EndForward();
   ReleaseNodePins();
   if (step_backwards_ > 0) foreseen_ = false;
   if (observer_ != nullptr) observer_->DropStep();
@@ -373,16 +373,9 @@ absl::Status Trainer::ZeroGrad() {
   return absl::OkStatus();
 }
 
-void Trainer::NoteParameters() {
-  for (const at::Tensor& p : parts_->module->parameters()) {
-    known_parameters_.insert(p.unsafeGetTensorImpl());
-  }
-  parameters_fingerprint_ = FingerprintOfParameters(*parts_->module);
-}
-
 absl::Status Trainer::CheckAtBoundary() {
   TESSERA_RETURN_IF_ERROR(CheckNotFailed());
-  TESSERA_RETURN_IF_ERROR(parts_->CheckNotAveraged());
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckNotAveraged());
   if (!has_backward_ && micro_steps_ == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "in the middle of a step; save after Step at an accumulation boundary");

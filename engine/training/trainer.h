@@ -13,46 +13,84 @@
 #define ENGINE_TRAINING_TRAINER_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "engine/observe/step_observer.h"
-#include "engine/parts/engine_parts.h"
 #include "engine/parts/engine_types.h"
+#include "engine/parts/optimizer_groups.h"
+#include "engine/parts/optimization.h"
+#include "engine/parts/run_place.h"
+#include "engine/parts/settings.h"
+#include "engine/parts/update_guard.h"
+#include "engine/parts/write_checks.h"
+#include "engine/setup/buffer_sync.h"
+#include "engine/training/known_parameters.h"
 #include "engine/training/run_watch.h"
 #include "engine/training/step_memory_reporter.h"
 #include "engine/training/step_tracer.h"
 #include "optim/gradients/non_finite.h"
 #include "optim/sharded_step.h"
 #include "optim/step_outcome.h"
+#include "sharding/recompute/recomputed_units.h"
 
 namespace tessera {
 
 class Trainer {
  public:
-  // `parts` outlives this.
-  explicit Trainer(EngineParts* parts)
-      : parts_(parts), watch_(parts), memory_(parts), tracer_(parts) {}
+  // All of these outlive it.
+  struct Needs {
+    UpdateGuard* guard = nullptr;
+    Optimization* optimization = nullptr;
+    OptimizerGroups* groups = nullptr;
+    WriteChecks* writes = nullptr;
+    const proto::Config* config = nullptr;  // resolved
+    const Settings* settings = nullptr;     // of it, known in full at Begin
+    const PlanReport* plan = nullptr;       // null: there is none
+  };
+  explicit Trainer(const Needs& needs);
+
+  // Modules whose activations are computed again; buffers that are averaged
+  // after a step. Before the first forward.
+  void SetRecomputed(std::unique_ptr<RecomputedUnits> recomputed) {
+    recomputed_ = std::move(recomputed);
+  }
+  void SetBufferSync(std::unique_ptr<BufferSync> sync) {
+    buffer_sync_ = std::move(sync);
+  }
+  // Create has ended, and the engine trains no more.
+  void Begin() {
+    memory_.Begin();
+    tracer_.Begin();
+  }
+  void Detach() {
+    recomputed_.reset();
+    memory_.End();
+    tracer_.End();
+  }
 
   absl::Status Backward(const at::Tensor& loss, const BackwardOptions& options);
   absl::Status Step();
   absl::Status ZeroGrad();
   absl::Status SetOption(absl::string_view group, absl::string_view option,
-                         double value);
-  absl::Status SetFrozen(absl::string_view group, bool frozen);
-  // Its number. NotFound; FailedPrecondition without an optimizer. LOCAL.
-  absl::StatusOr<size_t> FindGroup(absl::string_view name) const;
+                         double value) {
+    return groups_.SetOption(group, option, value, step_);
+  }
+  absl::Status SetFrozen(absl::string_view group, bool frozen) {
+    return groups_.SetFrozen(group, frozen, has_backward_ || micro_steps_ > 0);
+  }
   absl::StatusOr<bool> AnyRankHasData(bool this_rank);
   absl::StatusOr<std::vector<NonFiniteGradient>> NonFiniteGradients();
 
   // The module's parameters as they are now: a Step with others is refused.
   // LOCAL.
-  void NoteParameters();
+  void NoteParameters() { known_parameters_.Note(guard_->model().module()); }
   void ChangeNoSync(int by) { no_sync_ += by; }
   void NoteAutocast() { autocast_seen_ = true; }
   // FailedPrecondition in the middle of a step, or as CheckNotFailed.
@@ -92,7 +130,6 @@ class Trainer {
   // Null: nobody looks on. It outlives all calls here.
   void SetObserver(StepObserver* observer) { observer_ = observer; }
   StepMemoryReporter& memory() { return memory_; }
-  StepTracer& tracer() { return tracer_; }
   // Both wait as Settle. LOCAL.
   int64_t step() {
     Settle();
@@ -127,10 +164,7 @@ class Trainer {
   at::Tensor Seed(const at::Tensor& loss, MicroBatch* micro_batch);
   void StepEarly(const BackwardOptions& options, MicroBatch* micro_batch);
   absl::Status CheckStep();
-  absl::Status CheckParametersKnown() const;
   absl::Status CheckUpdate();
-  absl::Status CheckOption(absl::string_view group, absl::string_view option,
-                           double value) const;
   void SetScheduledRate();
   ShardedStepOptions StepOptions() const;
   absl::Status UpdateParameters();
@@ -143,10 +177,17 @@ class Trainer {
   void EndStep();
   void ReportOffload();
 
-  EngineParts* const parts_;
-  // The module's parameters at NoteParameters, and a fingerprint of them.
-  absl::flat_hash_set<const void*> known_parameters_;
-  uint64_t parameters_fingerprint_ = 0;
+  UpdateGuard* const guard_;
+  Optimization& optimization_;
+  OptimizerGroups& groups_;
+  WriteChecks& writes_;
+  const proto::Config& config_;
+  const Settings& settings_;
+  const PlanReport* const plan_;
+  std::unique_ptr<RecomputedUnits> recomputed_;  // null: nothing is
+  // Null: buffers are each rank's own.
+  std::unique_ptr<BufferSync> buffer_sync_;
+  KnownParameters known_parameters_;
   StepReport report_;
   // Of the last step, while it is not known: step_ and report_ are what they
   // are if it was not skipped, and the scale is that of before.

@@ -33,8 +33,8 @@
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
+#include "config/config.pb.h"
 #include "engine/parts/exclusive_scope.h"
-#include "engine/parts/learning_rate.h"
 #include "engine/training/trainer.h"
 #include "offload/update_stream.h"
 
@@ -50,7 +50,7 @@ void Trainer::Report(const ShardedStepResult& result) {
     report_.groups[g].clipped_norm = result.groups[g].clipped_norm;
   }
   foreseen_ = !result.skipped &&
-              (parts_->settings.step.max_norm <= 0 ||
+              (settings_.step.max_norm <= 0 ||
                result.grad_norm == result.clipped_norm) &&
               one_backward_each_;
   if (!result.skipped) return;
@@ -67,34 +67,34 @@ void Trainer::Report(const ShardedStepResult& result) {
 // time.
 void Trainer::StepEarly(const BackwardOptions& options,
                         MicroBatch* micro_batch) {
-  ShardedOptimizer* const optimizer = parts_->optimizer.get();
+  ShardedOptimizer* const optimizer = optimization_.optimizer();
   if (optimizer == nullptr) return;
   optimizer->DropEarly();  // of a Backward before this one
-  const ShardedStepOptions& step = parts_->settings.step;
-  const bool may = parts_->settings.offload.early_step &&
-                   !step.changes_gradients() && optimizer->MayStepEarly();
-  const bool last =
-      micro_steps_ + 1 == parts_->config.gradient_accumulation_steps() &&
-      !has_backward_ && !options.more_losses && micro_batch->reduce;
+  const ShardedStepOptions& step = settings_.step;
+  const bool may = settings_.offload.early_step && !step.changes_gradients() &&
+                   optimizer->MayStepEarly();
+  const bool last = micro_steps_ + 1 == config_.gradient_accumulation_steps() &&
+                    !has_backward_ && !options.more_losses &&
+                    micro_batch->reduce;
   if (!may || !last || options.weight.has_value()) return;
   // A device has said by now what it decided: this forward has come after units
   // whose step on the host had to wait for that.
   Settle();
-  if (!foreseen_.value_or(parts_->settings.step.max_norm <= 0)) return;
-  micro_batch->reduced = [this, with = ScheduledOptions(*parts_, step_),
-                          factor = 1 / parts_->divisor()](size_t flat) {
-    parts_->optimizer->StartEarly(flat, &parts_->gradients->of(flat), with,
-                                  factor);
+  if (!foreseen_.value_or(settings_.step.max_norm <= 0)) return;
+  micro_batch->reduced = [this, with = groups_.Scheduled(step_),
+                          factor = 1 / optimization_.divisor()](size_t flat) {
+    optimization_.optimizer()->StartEarly(
+        flat, &optimization_.gradients()->of(flat), with, factor);
   };
 }
 
 // An overflow that would be an error is named: nobody trains on after it, to
 // ask for it then.
 ShardedStepOptions Trainer::StepOptions() const {
-  ShardedStepOptions options = parts_->settings.step;
-  options.name_overflows =
-      options.name_overflows || watch_.names_next() ||
-      (parts_->scaler.has_value() && parts_->scaler->ends_at_overflow());
+  ShardedStepOptions options = settings_.step;
+  options.name_overflows = options.name_overflows || watch_.names_next() ||
+                           (optimization_.scaler() != nullptr &&
+                            optimization_.scaler()->ends_at_overflow());
   return options;
 }
 
@@ -102,14 +102,14 @@ ShardedStepOptions Trainer::StepOptions() const {
 // the next skipped step is the same error again.
 absl::Status Trainer::JudgeOutcome() {
   absl::Status status;
-  if (parts_->scaler.has_value()) {
-    status = parts_->scaler->Update(report_.skipped);
+  if (optimization_.scaler() != nullptr) {
+    status = optimization_.scaler()->Update(report_.skipped);
   }
   const absl::Status judged =
       watch_.AddOutcome(report_, step_, report_.loss_scale);
   if (status.ok()) status = judged;
   if (status.ok()) {
-    if (!parts_->settings.step.name_overflows) report_.non_finite.clear();
+    if (!settings_.step.name_overflows) report_.non_finite.clear();
     return status;
   }
   constexpr size_t kNamed = 5;
@@ -123,7 +123,7 @@ absl::Status Trainer::JudgeOutcome() {
 
 // Beside the step, which stays as it is.
 absl::StatusOr<std::vector<NonFiniteGradient>> Trainer::NonFiniteGradients() {
-  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
   absl::Status mine;
   if (step_backwards_ == 0) {
     mine = absl::FailedPreconditionError(
@@ -131,9 +131,10 @@ absl::StatusOr<std::vector<NonFiniteGradient>> Trainer::NonFiniteGradients() {
         "it before Step");
   }
   TESSERA_RETURN_IF_ERROR(
-      parts_->comm->AgreeOk(mine, "Engine::NonFiniteGradients"));
-  parts_->gradients->Enter();
-  return FindNonFinite(parts_->flats, *parts_->gradients, parts_->comm.get());
+      guard_->comm()->AgreeOk(mine, "Engine::NonFiniteGradients"));
+  optimization_.gradients()->Enter();
+  return FindNonFinite(guard_->model().flats(), *optimization_.gradients(),
+                       guard_->comm());
 }
 
 void Trainer::Settle() {
@@ -145,7 +146,7 @@ void Trainer::Settle() {
     return;
   }
   Report(*result);
-  if (result->skipped) parts_->optimizer->Uncount();
+  if (result->skipped) optimization_.optimizer()->Uncount();
   untold_ = JudgeOutcome();
 }
 
@@ -166,16 +167,16 @@ absl::Status Trainer::TakeOutcome() {
   const bool wanted = observer_ != nullptr && observer_->awaits_outcome();
   if (!is_a_report || wanted) Settle();
   const absl::Status untold = std::exchange(untold_, absl::OkStatus());
-  return failed_.ok() ? untold : ExclusiveScope::FailAll(parts_, failed_);
+  return failed_.ok() ? untold : ExclusiveScope::FailAll(guard_, failed_);
 }
 
 Trainer::LossScales Trainer::Scales() const {
-  if (!parts_->scaler.has_value()) return {};
+  if (optimization_.scaler() == nullptr) return {};
   if (!outcome_.has_value()) {
-    return {parts_->scaler->scale(), parts_->scaler->scale()};
+    return {optimization_.scaler()->scale(), optimization_.scaler()->scale()};
   }
   // One that cannot be halved any more stays: the next Step says so.
-  LossScaler made = *parts_->scaler, skipped = *parts_->scaler;
+  LossScaler made = *optimization_.scaler(), skipped = *optimization_.scaler();
   (void)made.Update(/*overflow=*/false);
   (void)skipped.Update(/*overflow=*/outcome_->may_be_skipped());
   return {made.scale(), skipped.scale()};
@@ -194,7 +195,7 @@ at::Tensor Trainer::Seed(const at::Tensor& loss, MicroBatch* micro_batch) {
   TorchScope scope;
   const std::optional<double> weight = micro_batch->weight;
   const double share = weight.value_or(
-      1.0 / static_cast<double>(parts_->config.gradient_accumulation_steps()));
+      1.0 / static_cast<double>(config_.gradient_accumulation_steps()));
   const auto seed_on = [&](at::Device device, double scale) {
     return at::full(loss.sizes(), scale * share,
                     at::TensorOptions(at::kDouble).device(device))
@@ -206,7 +207,7 @@ at::Tensor Trainer::Seed(const at::Tensor& loss, MicroBatch* micro_batch) {
   };
   LossScales scales = Scales();
   if (!scales.known() &&
-      (loss.device() != parts_->device() ||
+      (loss.device() != guard_->model().device() ||
        (weight.has_value() && used(scales.made) != used(scales.skipped)))) {
     scales = SettledScales();
   }
@@ -215,7 +216,7 @@ at::Tensor Trainer::Seed(const at::Tensor& loss, MicroBatch* micro_batch) {
     const double counts = used(scales.made);
     if (std::isfinite(counts)) {
       micro_batch->weight = counts;
-    } else if (!parts_->scaler.has_value()) {
+    } else if (optimization_.scaler() == nullptr) {
       ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
           "Backward: a loss of ", c10::toString(loss.scalar_type()),
           " cannot be multiplied with the weight ", *weight,

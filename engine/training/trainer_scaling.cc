@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "config/config.pb.h"
 #include "engine/training/trainer.h"
 
 namespace tessera {
@@ -21,8 +22,8 @@ absl::Status Trainer::CheckWeight(const BackwardOptions& options) const {
         absl::StrCat("Backward: expected a finite weight of at least 0, got ",
                      *options.weight));
   }
-  if (parts_->weighted.has_value() &&
-      *parts_->weighted != options.weight.has_value()) {
+  if (optimization_.weighted().has_value() &&
+      *optimization_.weighted() != options.weight.has_value()) {
     return absl::FailedPreconditionError(
         "Backward: some micro-batches of this step have a weight and some have "
         "none");
@@ -47,14 +48,14 @@ void Trainer::ScaleMicroBatch(const BackwardOptions& options,
                               MicroBatch* micro_batch) {
   micro_batch->another_loss = IsAnotherLoss();
   if (options.weight.has_value()) {
-    micro_batch->weight = *options.weight / parts_->gradients->weight_unit();
+    micro_batch->weight =
+        *options.weight / optimization_.gradients()->weight_unit();
     if (micro_batch->another_loss) {
       absl::StrAppend(&micro_batch->position, ", another loss of the samples");
     }
   }
   if (!options.add_outside) return;
-  const auto count =
-      static_cast<double>(parts_->config.gradient_accumulation_steps());
+  const auto count = static_cast<double>(config_.gradient_accumulation_steps());
   micro_batch->outside_factor =
       SettledScales().made *
       (options.weight.has_value() ? *micro_batch->weight * count : 1);

@@ -75,7 +75,7 @@ LAYERS = {
     "engine/plan/replay": ["base/...", "config", "comm", "sharding/...", "optim", "optim/kernels", "engine/setup", "engine/parts", "offload/..."],
     "engine/plan": ["base/...", "config", "comm", "sharding/...", "optim", "optim/custom", "optim/kernels", "engine/setup", "engine/parts", "engine/plan/replay", "offload/..."],
     "engine/observe": ["base/...", "config", "comm", "monitor", "sharding/...", "optim", "engine/setup", "engine/parts", "engine/plan", "offload/..."],
-    "engine/access": ["base/...", "comm", "sharding/...", "optim", "optim/custom", "optim/kernels", "optim/schedule", "checkpoint/...", "engine/setup", "engine/parts", "offload/..."],
+    "engine/access": ["base/...", "config", "comm", "sharding/...", "optim", "optim/custom", "optim/kernels", "optim/schedule", "checkpoint/...", "engine/setup", "engine/parts", "offload/..."],
     "engine/offload": ["base/...", "comm", "sharding/...", "optim", "engine/setup", "engine/parts", "offload/..."],
     "engine/training": ["base/...", "config", "comm", "monitor", "sharding/...", "optim/...", "engine/setup", "engine/parts", "engine/plan", "engine/observe", "checkpoint/exchange", "offload/..."],
     "engine": ["base/...", "config", "comm", "comm/world", "data/...", "monitor", "engine/...", "sharding/...", "optim/...", "checkpoint/...", "offload/..."],
