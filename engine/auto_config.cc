@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "base/log.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
+#include "base/system/process_end.h"
 #include "base/torch_guard.h"
 #include "checkpoint/disk/folder.h"
 #include "checkpoint/format/checkpoint_folder.h"
@@ -320,7 +320,8 @@ absl::Status PlanAndEnd(const torch::nn::Module& module,
   std::fflush(stdout);
   TESSERA_RETURN_IF_ERROR(comm->Barrier("--plan_world"));
   Shutdown();
-  std::exit(0);
+  EndProcess(ProcessEnd::kPlanned, 0);
+  return absl::CancelledError("--plan_world: the plan was printed");
 }
 
 absl::StatusOr<AutoConfig> DecideAuto(const torch::nn::Module& module,
