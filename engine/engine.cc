@@ -106,21 +106,19 @@ Engine::~Engine() {
   ReturnKept();
 }
 
-Engine::NoSyncScope::NoSyncScope(Engine* engine) : engine_(engine) {
+NoSyncScope::NoSyncScope(Engine* engine) : engine_(engine) {
   engine_->impl_->trainer().ChangeNoSync(1);
 }
-Engine::NoSyncScope::~NoSyncScope() {
-  engine_->impl_->trainer().ChangeNoSync(-1);
-}
+NoSyncScope::~NoSyncScope() { engine_->impl_->trainer().ChangeNoSync(-1); }
 
 // What autocast was before.
-struct Engine::AutocastScope::State {
+struct AutocastScope::State {
   at::DeviceType device;
   bool enabled;
   at::ScalarType dtype;
 };
 
-Engine::AutocastScope::AutocastScope(Engine* engine) {
+AutocastScope::AutocastScope(Engine* engine) {
   engine->impl_->trainer().NoteAutocast();
   const auto dtype = engine->impl_->settings().autocast_dtype;
   if (!dtype.has_value()) return;
@@ -133,7 +131,7 @@ Engine::AutocastScope::AutocastScope(Engine* engine) {
   at::autocast::increment_nesting();
 }
 
-Engine::AutocastScope::~AutocastScope() {
+AutocastScope::~AutocastScope() {
   if (state_ == nullptr) return;
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   at::autocast::set_autocast_enabled(state_->device, state_->enabled);
@@ -234,29 +232,28 @@ absl::StatusOr<LoadSafetensorsReport> Engine::LoadSafetensors(
   return report;
 }
 
-struct Engine::SummonScope::State {
+struct SummonScope::State {
   std::unique_ptr<Summoned> summoned;
 };
-Engine::SummonScope::SummonScope(std::unique_ptr<State> state)
+SummonScope::SummonScope(std::unique_ptr<State> state)
     : state_(std::move(state)) {}
-Engine::SummonScope::SummonScope(SummonScope&&) noexcept = default;
-Engine::SummonScope& Engine::SummonScope::operator=(
-    SummonScope&& other) noexcept {
+SummonScope::SummonScope(SummonScope&&) noexcept = default;
+SummonScope& SummonScope::operator=(SummonScope&& other) noexcept {
   state_.swap(other.state_);
   return *this;
 }
-Engine::SummonScope::~SummonScope() = default;
-absl::Status Engine::SummonScope::Close() {
+SummonScope::~SummonScope() = default;
+absl::Status SummonScope::Close() {
   return state_ == nullptr ? absl::OkStatus() : state_->summoned->Close();
 }
-absl::StatusOr<Engine::SummonScope> Engine::Summon(
+absl::StatusOr<SummonScope> Engine::Summon(
     const std::vector<at::Tensor>& parameters, SummonOptions options) {
   TESSERA_ASSIGN_OR_RETURN(auto summoned,
                            Summoned::Open(impl_->guard(), parameters, options));
   return SummonScope(std::make_unique<SummonScope::State>(
       SummonScope::State{std::move(summoned)}));
 }
-absl::StatusOr<Engine::SummonScope> Engine::SummonByName(
+absl::StatusOr<SummonScope> Engine::SummonByName(
     const std::vector<std::string>& names, SummonOptions options) {
   TESSERA_ASSIGN_OR_RETURN(
       auto summoned,
