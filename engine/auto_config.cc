@@ -19,12 +19,12 @@
 #include "comm/world/world.h"
 #include "config/config.h"
 #include "config/config_report.h"
-#include "engine/parts/settings.h"
+#include "engine/build/initial_sync.h"
+#include "engine/build/rank_memory.h"
+#include "engine/build/settings.h"
 #include "engine/plan/auto_choice.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/rates.h"
-#include "engine/setup/initial_sync.h"
-#include "engine/setup/rank_memory.h"
 #include "torch/nn/module.h"
 
 namespace tessera {

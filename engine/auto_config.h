@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "config/config.pb.h"
-#include "engine/parts/engine_types.h"
+#include "engine/api/engine_types.h"
 
 namespace tessera {
 

@@ -33,8 +33,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "engine/engine_scopes.h"       // IWYU pragma: export
-#include "engine/parts/engine_types.h"  // IWYU pragma: export
+#include "engine/api/engine_types.h"  // IWYU pragma: export
+#include "engine/engine_scopes.h"     // IWYU pragma: export
 
 namespace torch::nn {
 class Module;

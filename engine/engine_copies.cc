@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "engine/build/tiers.h"
 #include "engine/engine_impl.h"
-#include "engine/setup/tiers.h"
 #include "sharding/copy/flat_description.h"
 
 namespace tessera {

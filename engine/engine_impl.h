@@ -1,6 +1,7 @@
 // Engine::Impl: takes a module over as a configuration says, has what trains it
 // and what reads and writes its values, and gives the module back. What these
-// do is Trainer's (engine/training/trainer.h) and engine/access's.
+// do is Trainer's (engine/train/trainer.h), engine/values' and
+// engine/checkpoint's.
 #ifndef ENGINE_ENGINE_IMPL_H_
 #define ENGINE_ENGINE_IMPL_H_
 
@@ -13,20 +14,20 @@
 #include "base/memory/ledger.h"
 #include "base/torch/deterministic.h"
 #include "config/config.pb.h"
-#include "engine/access/named_access.h"
-#include "engine/access/saver.h"
+#include "engine/build/settings.h"
+#include "engine/checkpoint/saver.h"
 #include "engine/engine.h"
+#include "engine/model/engine_life.h"
+#include "engine/model/optimizer_groups.h"
+#include "engine/model/optimization.h"
+#include "engine/model/sharded_model.h"
+#include "engine/model/update_guard.h"
+#include "engine/model/write_checks.h"
 #include "engine/observe/monitor.h"
 #include "engine/observe/step_observer.h"
-#include "engine/offload/averages.h"
-#include "engine/parts/engine_life.h"
-#include "engine/parts/optimizer_groups.h"
-#include "engine/parts/optimization.h"
-#include "engine/parts/settings.h"
-#include "engine/parts/sharded_model.h"
-#include "engine/parts/update_guard.h"
-#include "engine/parts/write_checks.h"
-#include "engine/training/trainer.h"
+#include "engine/train/trainer.h"
+#include "engine/values/averages.h"
+#include "engine/values/named_access.h"
 #include "sharding/partition/flat_plan.h"
 #include "sharding/partition/partition.h"
 

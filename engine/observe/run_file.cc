@@ -7,7 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "base/json.h"
 #include "config/config_text.h"
-#include "engine/parts/version.h"
+#include "engine/api/version.h"
 #include "engine/plan/plan.h"
 
 namespace tessera {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/parts/sharded_model.h"
+#include "engine/model/sharded_model.h"
 
 namespace tessera {
 

@@ -20,15 +20,15 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
+#include "engine/api/engine_types.h"
+#include "engine/api/run_place.h"
+#include "engine/model/sharded_model.h"
 #include "engine/observe/flops_profile.h"
 #include "engine/observe/metrics_outputs.h"
 #include "engine/observe/monitor.h"
 #include "engine/observe/print_lines.h"
 #include "engine/observe/rank_exchange.h"
 #include "engine/observe/step_clock.h"
-#include "engine/parts/engine_types.h"
-#include "engine/parts/run_place.h"
-#include "engine/parts/sharded_model.h"
 
 namespace tessera {
 

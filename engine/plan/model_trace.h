@@ -9,7 +9,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "engine/parts/settings.h"
+#include "engine/build/settings.h"
 #include "engine/plan/plan.h"
 #include "optim/parameter_groups.h"
 #include "sharding/partition/partition.h"

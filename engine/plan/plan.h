@@ -36,7 +36,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
-#include "engine/parts/engine_types.h"
+#include "engine/api/engine_types.h"
 #include "engine/plan/rates.h"
 #include "engine/plan/replay/planned_memory.h"
 #include "engine/plan/step_time.h"

@@ -3,7 +3,7 @@
 #define ENGINE_PLAN_STAGE_PLAN_H_
 
 #include "absl/status/statusor.h"
-#include "engine/parts/settings.h"
+#include "engine/build/settings.h"
 #include "engine/plan/model_trace.h"
 #include "engine/plan/plan.h"
 
