@@ -84,8 +84,9 @@ absl::Status AwaitOwners(UpdateGuard* guard) {
 // Of this rank.
 absl::Status AwaitUpdates(UpdateGuard* guard) {
   absl::Status status;
-  for (const auto& flat : guard->model().flats())
+  for (const auto& flat : guard->model().flats()) {
     status.Update(flat->updated().Wait());
+  }
   return status;
 }
 

@@ -109,8 +109,8 @@ struct Files {
 
 void StepTracer::Begin() {
   const proto::Trace& config = config_.trace();
-  if (Wanted(config, model_.comm()->rank()) && config.start_step() == 1)
-    Start();
+  const bool wanted = Wanted(config, model_.comm()->rank());
+  if (wanted && config.start_step() == 1) Start();
 }
 
 void StepTracer::Start() {

@@ -106,8 +106,8 @@ bool Trainer::ReducesNow() const {
 
 // To ask a tensor for its graph may throw: the backward will say why.
 bool Trainer::MayNest(const at::Tensor& loss) const {
-  if (!optimization_.gradients()->AnyUsedWithoutGrad() || !loss.defined())
-    return false;
+  const Gradients& gradients = *optimization_.gradients();
+  if (!gradients.AnyUsedWithoutGrad() || !loss.defined()) return false;
   return CatchTorch("graph", [&] { return GraphMayNest(loss); }).value_or(true);
 }
 
@@ -178,8 +178,7 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
     ++step_backwards_;
   } else {
     losses_dropped_ = losses_dropped_ || (micro_batch.reduce && !reduced_);
-    if (optimization_.optimizer() != nullptr)
-      optimization_.optimizer()->DropEarly();
+    DropEarly();
   }
   return status;
 }
@@ -264,26 +263,27 @@ absl::Status Trainer::UpdateParameters() {
 }
 
 void Trainer::ReportOffload() {
-  if (guard_->stream() == nullptr) return;
+  UpdateStream* const stream = guard_->stream().get();
+  if (stream == nullptr) return;
   SwapStats disk;  // the host's copies are the device's to report
-  if (guard_->stream()->disk() != nullptr)
-    disk = guard_->stream()->disk()->stats();
-  const UpdateStreamStats stream = guard_->stream()->stats();
-  const OffloadReport now = {disk.bytes_read,
-                             disk.bytes_written,
-                             disk.reading,
-                             disk.writing,
-                             stream.computing,
-                             stream.stalled,
-                             optimization_.optimizer()->early_units()};
+  if (stream->disk() != nullptr) disk = stream->disk()->stats();
+  const UpdateStreamStats stats = stream->stats();
+  const OffloadReport now = {
+      .bytes_read = disk.bytes_read,
+      .bytes_written = disk.bytes_written,
+      .reading = disk.reading,
+      .writing = disk.writing,
+      .computing = stats.computing,
+      .stalled = stats.stalled,
+      .early_units = optimization_.optimizer()->early_units()};
   const OffloadReport before = std::exchange(offload_, now);
-  report_.offload = {now.bytes_read - before.bytes_read,
-                     now.bytes_written - before.bytes_written,
-                     now.reading - before.reading,
-                     now.writing - before.writing,
-                     now.computing - before.computing,
-                     now.stalled - before.stalled,
-                     now.early_units - before.early_units};
+  report_.offload = {.bytes_read = now.bytes_read - before.bytes_read,
+                     .bytes_written = now.bytes_written - before.bytes_written,
+                     .reading = now.reading - before.reading,
+                     .writing = now.writing - before.writing,
+                     .computing = now.computing - before.computing,
+                     .stalled = now.stalled - before.stalled,
+                     .early_units = now.early_units - before.early_units};
 }
 
 // What is wrong before the update is agreed on where entering it is an
@@ -320,8 +320,7 @@ absl::Status Trainer::OptimizerStep() {
 }
 
 void Trainer::EndStep() {
-  if (optimization_.optimizer() != nullptr)
-    optimization_.optimizer()->DropEarly();
+  DropEarly();
   optimization_.gradients()->Zero();
   has_backward_ = autocast_seen_ = false;
   optimization_.SetWeighted(std::nullopt);

@@ -165,6 +165,11 @@ class Trainer {
   void StepEarly(const BackwardOptions& options, MicroBatch* micro_batch);
   absl::Status CheckStep();
   absl::Status CheckUpdate();
+  void DropEarly() {
+    if (optimization_.optimizer() != nullptr) {
+      optimization_.optimizer()->DropEarly();
+    }
+  }
   void SetScheduledRate();
   ShardedStepOptions StepOptions() const;
   absl::Status UpdateParameters();
