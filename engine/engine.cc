@@ -14,6 +14,7 @@
 #include "engine/checkpoint/safetensors_loading.h"
 #include "engine/engine_impl.h"
 #include "engine/model/catch_announced.h"
+#include "engine/values/model_report.h"
 #include "engine/values/state_dict.h"
 #include "engine/values/summoned.h"
 #include "engine/world_options.h"
@@ -273,12 +274,26 @@ absl::Status Engine::Reload() { return impl_->Reload(); }
 
 absl::Status Engine::SetPrefetch(absl::string_view unit, Pass pass,
                                  const std::vector<std::string>& next) {
-  return impl_->SetPrefetch(
-      unit, pass == Pass::kForward ? Phase::kForward : Phase::kBackward, next);
+  TESSERA_RETURN_IF_ERROR(impl_->life().CheckOpen());
+  const ShardedModel& model = impl_->model();
+  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, model.FindFlat(unit));
+  std::vector<Gatherable*> flats;
+  for (const std::string& name : next) {
+    TESSERA_ASSIGN_OR_RETURN(FlatParameter* const one, model.FindFlat(name));
+    flats.push_back(one);
+  }
+  model.schedule()->SetPrefetch(
+      of, pass == Pass::kForward ? Phase::kForward : Phase::kBackward,
+      std::move(flats));
+  return absl::OkStatus();
 }
 absl::Status Engine::SetReshardAfterForward(absl::string_view unit,
                                             bool reshard) {
-  return impl_->SetReshardAfterForward(unit, reshard);
+  TESSERA_RETURN_IF_ERROR(impl_->life().CheckOpen());
+  const ShardedModel& model = impl_->model();
+  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, model.FindFlat(unit));
+  model.schedule()->SetReshardAfterForward(of, reshard);
+  return absl::OkStatus();
 }
 absl::Status Engine::SaveCheckpoint(const std::string& dir,
                                     absl::string_view client_state,
@@ -286,7 +301,7 @@ absl::Status Engine::SaveCheckpoint(const std::string& dir,
   return impl_->SaveCheckpoint(dir, client_state, options);
 }
 absl::Status Engine::WaitForCheckpoint() { return impl_->WaitForCheckpoint(); }
-void Engine::SettleCheckpoint() { impl_->SettleCheckpoint(); }
+void Engine::SettleCheckpoint() { impl_->saver().Settle(); }
 absl::Status Engine::SaveSafetensors(const std::string& dir,
                                      const SaveSafetensorsOptions& options) {
   return impl_->SaveSafetensors(dir, options);
@@ -294,7 +309,7 @@ absl::Status Engine::SaveSafetensors(const std::string& dir,
 bool Engine::node_local_checkpoints() const {
   return impl_->config().checkpoint().use_node_local_storage();
 }
-bool Engine::saving_checkpoint() const { return impl_->saving_checkpoint(); }
+bool Engine::saving_checkpoint() const { return impl_->saver().saving(); }
 absl::StatusOr<LoadCheckpointReport> Engine::LoadCheckpoint(
     const std::string& dir, LoadCheckpointOptions options) {
   auto report = impl_->LoadCheckpoint(dir, options);
@@ -302,9 +317,12 @@ absl::StatusOr<LoadCheckpointReport> Engine::LoadCheckpoint(
   return report;
 }
 absl::Status Engine::Close() { return impl_->Close(); }
-StateBytes Engine::state_bytes() const { return impl_->state_bytes(); }
+StateBytes Engine::state_bytes() const {
+  return ResidentStateBytes(impl_->model(), impl_->optimization(),
+                            impl_->averages());
+}
 StateBytes Engine::replicated_state_bytes() const {
-  return impl_->replicated_state_bytes();
+  return ReplicatedStateBytes(impl_->model(), impl_->groups().groups());
 }
 const std::shared_ptr<Communicator>& Engine::communicator() const {
   return impl_->model().ranks().all;
@@ -319,10 +337,13 @@ int64_t Engine::step() const { return impl_->trainer().step(); }
 int64_t Engine::step_at_most() const { return impl_->trainer().step_at_most(); }
 int64_t Engine::updates() const { return impl_->trainer().updates(); }
 absl::StatusOr<std::string> Engine::UnitOf(absl::string_view parameter) const {
-  return impl_->UnitOf(parameter);
+  TESSERA_RETURN_IF_ERROR(impl_->life().CheckOpen());
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place,
+                           impl_->model().Find(parameter));
+  return impl_->model().flat(place).name();
 }
 std::vector<std::string> Engine::DescribeUnits() const {
-  return impl_->DescribeUnits();
+  return tessera::DescribeUnits(impl_->model());
 }
 
 }  // namespace tessera

@@ -147,7 +147,9 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   CountTensorMemory();
   const RefusalReport refusals(&model_, &optimization_, plan_.get());
   absl::Status moved = MoveTo(options.device);
-  if (moved.ok()) moved = MakeDeterministic();
+  if (moved.ok()) {
+    moved = process_.MakeDeterministic(model_.module(), settings_.determinism);
+  }
   TESSERA_RETURN_IF_ERROR(model_.comm()->AgreeOk(moved, "Engine::Create"));
   // The user's predicates run there.
   const absl::StatusOr<Partition> partition =
@@ -185,12 +187,15 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
       expected.push_back(trainable[static_cast<size_t>(p.index)]);
     }
   }
-  LimitMemory(flats[0].parameters[0].tensor.device());
+  process_.LimitMemory(flats[0].parameters[0].tensor.device(),
+                       config_.sharding().memory_limit_bytes(), model_.stage());
   absl::Status taken = CatchAnnounced(model_.comm(), "Engine::Create", [&] {
     return TakeOver(std::move(flats));
   });
   if (taken.ok()) {
-    taken = model_.comm()->AgreeOk(ConvertBuffers(), "buffer_dtype");
+    taken = model_.comm()->AgreeOk(
+        buffers_.Convert(model_.module(), settings_.buffer_dtype),
+        "buffer_dtype");
   }
   if (taken.ok()) taken = MakeBufferSync();
   if (taken.ok()) {
@@ -288,20 +293,6 @@ absl::Status Engine::Impl::MakeRecomputed(absl::Span<const UnitPlan> units) {
   }
   trainer_.SetRecomputed(std::move(recomputed));
   return absl::OkStatus();
-}
-
-absl::Status Engine::Impl::ConvertBuffers() {
-  if (!settings_.buffer_dtype.has_value()) return absl::OkStatus();
-  return CatchTorch("buffer_dtype", [&] {
-    TorchScope scope;
-    for (const auto& buffer : model_.module().named_buffers(/*recurse=*/true)) {
-      const at::Tensor& t = buffer.value();
-      if (!t.defined() || !c10::isFloatingType(t.scalar_type())) continue;
-      if (t.scalar_type() == *settings_.buffer_dtype) continue;  // or tied
-      converted_buffers_.emplace_back(t, t.scalar_type());
-      t.set_data(t.to(*settings_.buffer_dtype));
-    }
-  });
 }
 
 // Last of all, since it tells what has become of the module.

@@ -3,9 +3,7 @@
 #include <exception>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch/device_ledger.h"
@@ -19,7 +17,6 @@
 #include "engine/model/catch_announced.h"
 #include "engine/model/exclusive_scope.h"
 #include "engine/values/moved_states.h"
-#include "optim/kernels/shaped_states.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
@@ -135,14 +132,6 @@ TrainingState Engine::Impl::State() {
           .place = trainer_.place()};
 }
 
-void Engine::Impl::GiveBuffersBack() {
-  TorchScope scope;
-  for (const auto& [buffer, dtype] : converted_buffers_) {
-    buffer.set_data(buffer.to(dtype));
-  }
-  converted_buffers_.clear();
-}
-
 // The module is again what it was before Create; one that ConstructSharded made
 // was never whole, and cannot be.
 absl::Status Engine::Impl::GiveBack(const absl::Status& why) {
@@ -185,7 +174,7 @@ absl::Status Engine::Impl::Close() {
       return released;
     }
   }
-  TESSERA_RETURN_IF_ERROR(CatchTorch("Close", [&] { GiveBuffersBack(); }));
+  TESSERA_RETURN_IF_ERROR(CatchTorch("Close", [&] { buffers_.GiveBack(); }));
   groups_.RestoreRequiresGrad();
   if (guard_->served() != nullptr) guard_->served()->End();
   trainer_.Detach();
@@ -194,38 +183,9 @@ absl::Status Engine::Impl::Close() {
   averages_.Clear();
   model_.Clear();
   guard_->DropStream();
-  memory_limit_.reset();
-  deterministic_.reset();
+  process_.GiveBack();
   life_.Close();
   return trainer_.TakeUntold();  // there is no Step any more to say it
-}
-
-absl::StatusOr<std::string> Engine::Impl::UnitOf(
-    absl::string_view parameter) const {
-  TESSERA_RETURN_IF_ERROR(life_.CheckOpen());
-  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, model_.Find(parameter));
-  return model_.flat(place).name();
-}
-
-absl::Status Engine::Impl::SetPrefetch(absl::string_view unit, Phase phase,
-                                       const std::vector<std::string>& next) {
-  TESSERA_RETURN_IF_ERROR(life_.CheckOpen());
-  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, model_.FindFlat(unit));
-  std::vector<Gatherable*> flats;
-  for (const std::string& name : next) {
-    TESSERA_ASSIGN_OR_RETURN(FlatParameter* const one, model_.FindFlat(name));
-    flats.push_back(one);
-  }
-  model_.schedule()->SetPrefetch(of, phase, std::move(flats));
-  return absl::OkStatus();
-}
-
-absl::Status Engine::Impl::SetReshardAfterForward(absl::string_view unit,
-                                                  bool reshard) {
-  TESSERA_RETURN_IF_ERROR(life_.CheckOpen());
-  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, model_.FindFlat(unit));
-  model_.schedule()->SetReshardAfterForward(of, reshard);
-  return absl::OkStatus();
 }
 
 absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,
@@ -325,76 +285,6 @@ absl::StatusOr<LoadCheckpointReport> Engine::Impl::LoadCheckpoint(
         << " here: set EngineOptions::resume_from to go on as it was";
   }
   return std::move(loaded->report);
-}
-
-StateBytes Engine::Impl::state_bytes() const {
-  StateBytes bytes;
-  if (life_.closed()) return bytes;
-  for (const auto& flat : model_.flats()) {
-    bytes.parameters += flat->resident_bytes();
-  }
-  bytes.gradients = optimization_.gradients()->resident_bytes();
-  if (optimization_.optimizer() != nullptr) {
-    bytes.optimizer = optimization_.optimizer()->resident_bytes();
-  }
-  bytes.optimizer += averages_.resident_bytes();
-  return bytes;
-}
-
-StateBytes Engine::Impl::replicated_state_bytes() const {
-  StateBytes bytes;
-  for (const auto& flat : model_.flats()) {
-    const auto size = [&](at::ScalarType dtype) {
-      return flat->layout().payload_numel() *
-             static_cast<int64_t>(c10::elementSize(dtype));
-    };
-    bytes.parameters += size(flat->dtype());
-    if (!flat->trainable()) continue;
-    if (flat->separate_masters())
-      bytes.parameters += size(flat->master_dtype());
-    bytes.gradients += size(flat->reduce_dtype());
-    if (flat->reduce_dtype() != flat->gradient_dtype()) {
-      bytes.gradients += size(flat->gradient_dtype());
-    }
-    if (optimization_.optimizer() != nullptr) {
-      const auto first = static_cast<size_t>(flat->parameters()[0].index);
-      const OptimizerOptions& options =
-          groups_.groups()
-              .options[static_cast<size_t>(groups_.groups().of[first])];
-      const auto item =
-          static_cast<int64_t>(c10::elementSize(flat->step_dtype()));
-      bytes.optimizer +=
-          StateBytesOf(options, item, flat->layout().payload_numel());
-      bytes.optimizer +=
-          item * ShapedNumelOf(FormulaOf(options), flat->parameters());
-    }
-  }
-  return bytes;
-}
-
-std::vector<std::string> Engine::Impl::DescribeUnits() const {
-  std::vector<std::string> lines;
-  constexpr size_t kNamed = 4;
-  for (const auto& flat : model_.flats()) {
-    int64_t numel = 0;
-    // Parameters that the unit's path says nothing of: the root's, and small
-    // ones of all units.
-    const std::string path = flat->name().substr(0, flat->name().find(' '));
-    std::vector<std::string> others;
-    for (const auto& p : flat->parameters()) {
-      numel += p.tensor.numel();
-      if (p.name == path || absl::StartsWith(p.name, absl::StrCat(path, "."))) {
-        continue;
-      }
-      if (others.size() == kNamed) others.back() = "...";
-      if (others.size() < kNamed) others.push_back(p.name);
-    }
-    lines.push_back(absl::StrCat(
-        flat->name(), ": ", flat->parameters().size(), " parameters, ", numel,
-        " elements", others.empty() ? "" : " (with ",
-        absl::StrJoin(others, ", "), others.empty() ? "" : ")"));
-  }
-  return lines;
 }
 
 }  // namespace tessera

@@ -11,15 +11,15 @@
 #include <utility>
 #include <vector>
 
-#include "base/memory/ledger.h"
-#include "base/torch/deterministic.h"
 #include "config/config.pb.h"
+#include "engine/build/converted_buffers.h"
+#include "engine/build/process_settings.h"
 #include "engine/build/settings.h"
 #include "engine/checkpoint/saver.h"
 #include "engine/engine.h"
 #include "engine/model/engine_life.h"
-#include "engine/model/optimizer_groups.h"
 #include "engine/model/optimization.h"
+#include "engine/model/optimizer_groups.h"
 #include "engine/model/sharded_model.h"
 #include "engine/model/update_guard.h"
 #include "engine/model/write_checks.h"
@@ -47,19 +47,10 @@ class Engine::Impl {
                               absl::string_view client_state,
                               SaveOptions options);
   absl::Status WaitForCheckpoint();
-  void SettleCheckpoint() { saver_.Settle(); }
   absl::Status SaveSafetensors(const std::string& dir,
                                const SaveSafetensorsOptions& options);
-  bool saving_checkpoint() const { return saver_.saving(); }
   absl::StatusOr<LoadCheckpointReport> LoadCheckpoint(
       const std::string& dir, const LoadCheckpointOptions& options);
-  absl::Status SetPrefetch(absl::string_view unit, Phase phase,
-                           const std::vector<std::string>& next);
-  absl::Status SetReshardAfterForward(absl::string_view unit, bool reshard);
-  absl::StatusOr<std::string> UnitOf(absl::string_view parameter) const;
-  StateBytes state_bytes() const;
-  StateBytes replicated_state_bytes() const;
-  std::vector<std::string> DescribeUnits() const;
   const std::string& auto_reason() const { return auto_reason_; }
   // `chose_stage`: this engine, not the configuration or a checkpoint.
   void set_auto(std::string reason, bool chose_stage) {
@@ -74,6 +65,8 @@ class Engine::Impl {
   const Settings& settings() const { return settings_; }
   const std::shared_ptr<const PlanReport>& plan() const { return plan_; }
   const ShardedModel& model() const { return model_; }
+  const Optimization& optimization() const { return optimization_; }
+  const EngineLife& life() const { return life_; }
   const std::shared_ptr<UpdateGuard>& guard() const { return guard_; }
   OptimizerGroups& groups() { return groups_; }
   WriteChecks& writes() { return writes_; }
@@ -81,6 +74,7 @@ class Engine::Impl {
   Averages& averages() { return averages_; }
   Monitor& monitor() { return monitor_; }
   NamedAccess& access() { return access_; }
+  Saver& saver() { return saver_; }
 
  private:
   // engine_build.cc, engine_stage.cc and engine_copies.cc, in the order in
@@ -104,19 +98,12 @@ class Engine::Impl {
   absl::Status AgreeOverGroups(const absl::Status& mine,
                                absl::string_view where);
   absl::Status MakeOptimizer();
-  absl::Status ConvertBuffers();
   absl::Status MakeBufferSync();
   absl::Status MakeRecomputed(absl::Span<const UnitPlan> units);
   absl::Status MakeObserver();
 
-  // engine_process.cc
-  // Where the module is on a device.
-  absl::Status MakeDeterministic();
-  void LimitMemory(at::Device device);
-
   // engine_impl.cc
   TrainingState State();
-  void GiveBuffersBack();
   absl::Status GiveBack(const absl::Status& why);
 
   const proto::Config config_;  // complete, nothing is left to auto
@@ -138,11 +125,10 @@ class Engine::Impl {
   std::string groups_chosen_;               // by Plan
   std::string auto_reason_;
   bool chose_stage_ = false;
-  std::vector<std::pair<at::Tensor, at::ScalarType>> converted_buffers_;
   bool constructed_ = false;  // by ConstructSharded
   // From Create until Close.
-  std::optional<MemoryLimit> memory_limit_;
-  std::optional<DeterministicScope> deterministic_;
+  ConvertedBuffers buffers_;
+  ProcessSettings process_;
 };
 
 }  // namespace tessera

@@ -15,8 +15,8 @@
 #include "checkpoint/save/pending_save.h"
 #include "engine/api/engine_types.h"
 #include "engine/api/run_place.h"
-#include "engine/model/optimizer_groups.h"
 #include "engine/model/optimization.h"
+#include "engine/model/optimizer_groups.h"
 #include "engine/model/sharded_model.h"
 
 namespace tessera {

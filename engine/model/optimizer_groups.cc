@@ -44,7 +44,7 @@ std::vector<OptimizerOptions> OptimizerGroups::Scheduled(
 
 // "beta1", "momentum".
 bool OptimizerGroups::ScheduleSets(absl::string_view option,
-                                int64_t steps_done) const {
+                                   int64_t steps_done) const {
   if (schedule_ == nullptr) return false;
   const auto betas = schedule_->BetasAt(steps_done);
   if (!betas.has_value()) return false;
@@ -105,8 +105,9 @@ absl::StatusOr<size_t> OptimizerGroups::Find(absl::string_view name) const {
 
 // Whether SetOption can.
 absl::Status OptimizerGroups::CheckOption(absl::string_view group,
-                                       absl::string_view option, double value,
-                                       int64_t steps_done) const {
+                                          absl::string_view option,
+                                          double value,
+                                          int64_t steps_done) const {
   TESSERA_ASSIGN_OR_RETURN(const size_t number, Find(group));
   if (option == "lr" && schedule_ != nullptr) {
     return absl::FailedPreconditionError(
@@ -128,8 +129,8 @@ absl::Status OptimizerGroups::CheckOption(absl::string_view group,
 }
 
 absl::Status OptimizerGroups::SetOption(absl::string_view group,
-                                     absl::string_view option, double value,
-                                     int64_t steps_done) {
+                                        absl::string_view option, double value,
+                                        int64_t steps_done) {
   constexpr char kCall[] = "SetOption";
   TESSERA_RETURN_IF_ERROR(life_->CheckOpen());
   TESSERA_RETURN_IF_ERROR(model_->comm()->AgreeOk(
@@ -142,7 +143,7 @@ absl::Status OptimizerGroups::SetOption(absl::string_view group,
 }
 
 absl::Status OptimizerGroups::SetFrozen(absl::string_view group, bool frozen,
-                                     bool within_step) {
+                                        bool within_step) {
   constexpr char kCall[] = "SetFrozen";
   TESSERA_RETURN_IF_ERROR(life_->CheckOpen());
   const absl::StatusOr<size_t> found = Find(group);
@@ -166,7 +167,7 @@ absl::Status OptimizerGroups::SetFrozen(absl::string_view group, bool frozen,
 }
 
 void OptimizerGroups::SetRequiresGrad(const at::Tensor& parameter,
-                                   bool requires_grad) {
+                                      bool requires_grad) {
   requires_grad_before_.try_emplace(parameter.unsafeGetTensorImpl(), parameter,
                                     parameter.requires_grad());
   parameter.requires_grad_(requires_grad);

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/model/optimizer_groups.h"
 #include "engine/model/optimization.h"
+#include "engine/model/optimizer_groups.h"
 #include "engine/model/update_guard.h"
 #include "offload/tiered_buffer.h"
 

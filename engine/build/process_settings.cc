@@ -1,11 +1,10 @@
-// What is the process's own and is an engine's from Create to Close: the limit
-// of what it may hold, libtorch's switches. Destroying it gives both back.
+#include "engine/build/process_settings.h"
+
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/torch/device_ledger.h"
-#include "engine/engine_impl.h"
 #include "torch/nn/module.h"
 
 namespace tessera {
@@ -26,26 +25,24 @@ void WarnOfOthersLimit(const MemoryLedger& ledger, int64_t own) {
 
 }  // namespace
 
-// From here on: what was made before is the module's, and the plan's.
-void Engine::Impl::LimitMemory(at::Device device) {
-  const int64_t bytes = config_.sharding().memory_limit_bytes();
+void ProcessSettings::LimitMemory(at::Device device, int64_t bytes, int stage) {
   MemoryLedger& ledger = LedgerOf(device);
   WarnOfOthersLimit(ledger, bytes);
   if (bytes == 0) return;
-  memory_limit_.emplace(
+  limit_.emplace(
       &ledger, bytes,
       absl::StrCat("sharding.memory_limit_bytes: raise it, or hold less: a "
                    "higher zero_optimization.stage, more ranks, a 16-bit dtype",
-                   model_.stage() < 3
-                       ? ""
-                       : ", lower stage3_max_live_parameters and "
-                         "stage3_max_reuse_distance"));
+                   stage < 3 ? ""
+                             : ", lower stage3_max_live_parameters and "
+                               "stage3_max_reuse_distance"));
 }
 
-absl::Status Engine::Impl::MakeDeterministic() {
-  if (!settings_.determinism.has_value()) return absl::OkStatus();
+absl::Status ProcessSettings::MakeDeterministic(
+    const torch::nn::Module& module, std::optional<Determinism> determinism) {
+  if (!determinism.has_value()) return absl::OkStatus();
   bool on_device = false, on_cuda = false;
-  for (const at::Tensor& p : model_.module().parameters()) {
+  for (const at::Tensor& p : module.parameters()) {
     on_device |= p.defined() && !p.device().is_cpu();
     on_cuda |= p.defined() && p.device().is_cuda();
   }
@@ -53,7 +50,7 @@ absl::Status Engine::Impl::MakeDeterministic() {
   if (on_cuda) {
     const absl::Status cublas = SetDeterministicCublas();
     if (!cublas.ok()) {
-      if (*settings_.determinism == Determinism::kErrors) {
+      if (*determinism == Determinism::kErrors) {
         return absl::Status(cublas.code(),
                             absl::StrCat("sharding.deterministic is \"on\", ",
                                          "and ", cublas.message()));
@@ -62,7 +59,7 @@ absl::Status Engine::Impl::MakeDeterministic() {
           << "sharding.deterministic: " << cublas.message();
     }
   }
-  deterministic_.emplace(*settings_.determinism);
+  deterministic_.emplace(*determinism);
   return absl::OkStatus();
 }
 
