@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/memory/ledger.h"
 #include "base/step_memory/held_memory.h"
 #include "c10/core/CachingDeviceAllocator.h"
 

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "config/config.h"
+#include "config/config_report.h"
 #include "config/config_text.h"
 #include "config/describe.h"
 #include "config/reader/json_reader.h"

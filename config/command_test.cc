@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/status_matchers.h"
 #include "config/config.h"
+#include "config/config_report.h"
 #include "config/config_text.h"
 #include "config/describe.h"
 #include "gmock/gmock.h"

@@ -18,6 +18,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "config/config_report.h"
 #include "config/reader/faults.h"
 #include "config/reader/field_rules.h"
 #include "config/reader/json_reader.h"

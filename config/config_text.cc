@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/json.h"
+#include "config/config.pb.h"
 #include "config/reader/field_rules.h"
 #include "config/reader/json_keys.h"
 #include "config/reader/json_options.pb.h"

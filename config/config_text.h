@@ -4,9 +4,11 @@
 
 #include <string>
 
-#include "config/config.pb.h"
-
 namespace tessera {
+
+namespace proto {
+class Config;
+}
 
 // One JSON object in DeepSpeed's shape: the first of each field's keys, null
 // where that is the default. Read again it gives the same text.

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "config/config.pb.h"
 #include "config/reader/field_path.h"
 
 namespace tessera {

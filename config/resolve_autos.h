@@ -3,11 +3,14 @@
 #define CONFIG_RESOLVE_AUTOS_H_
 
 #include "config/auto_values.h"
-#include "config/config.pb.h"
 #include "config/reader/faults.h"
 #include "config/reader/proto_reader.h"
 
 namespace tessera {
+
+namespace proto {
+class Config;
+}
 
 // Of `record`, what was written as "auto". REQUIRES: config is not completed
 // yet.

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "config/config.h"
+#include "config/config_report.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

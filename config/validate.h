@@ -8,10 +8,15 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "config/config.pb.h"
 #include "config/reader/faults.h"
 
 namespace tessera {
+
+namespace proto {
+class Communication;
+class Config;
+class Trace;
+}  // namespace proto
 
 // The three batch sizes.
 void ResolveBatch(int world_size, proto::Config* config, Faults* faults);

@@ -6,6 +6,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "config/config.pb.h"
 #include "config/validate.h"
 
 namespace tessera {

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "config/config.pb.h"
 #include "config/defaults.h"
 #include "config/options/option_values.h"
 #include "config/reader/json_options.pb.h"

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "config/config.pb.h"
 #include "config/defaults.h"
 #include "config/validate.h"
 #include "optim/algorithms/table.h"

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "config/config.pb.h"
 #include "config/defaults.h"
 #include "config/reader/json_options.pb.h"
 #include "config/validate.h"

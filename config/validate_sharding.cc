@@ -1,6 +1,7 @@
 #include <cstdint>
 #include <string>
 
+#include "config/config.pb.h"
 #include "config/defaults.h"
 #include "config/validate.h"
 

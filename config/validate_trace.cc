@@ -1,3 +1,4 @@
+#include "config/config.pb.h"
 #include "config/validate.h"
 
 namespace tessera {

@@ -21,7 +21,8 @@ sys.dont_write_bytecode = True
 import pack  # pylint: disable=wrong-import-position
 
 PUBLIC = [
-    'base/thread/wait_clock.h', 'data/distributed_order.h',
+    'base/system/process_end.h', 'base/thread/wait_clock.h',
+    'data/distributed_order.h',
     'data/distributed_sampler.h', 'data/images/cifar.h',
     'data/images/made_images.h', 'data/images/mnist.h',
     'data/mixture_order.h', 'data/tar/tar_shards.h',

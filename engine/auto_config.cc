@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "base/log.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
+#include "base/system/process_end.h"
 #include "base/torch_guard.h"
 #include "checkpoint/disk/folder.h"
 #include "checkpoint/format/checkpoint_folder.h"
@@ -18,12 +18,13 @@
 #include "comm/all_gather_values.h"
 #include "comm/world/world.h"
 #include "config/config.h"
-#include "engine/parts/settings.h"
+#include "config/config_report.h"
+#include "engine/build/initial_sync.h"
+#include "engine/build/rank_memory.h"
+#include "engine/build/settings.h"
 #include "engine/plan/auto_choice.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/rates.h"
-#include "engine/setup/initial_sync.h"
-#include "engine/setup/rank_memory.h"
 #include "torch/nn/module.h"
 
 namespace tessera {
@@ -320,7 +321,8 @@ absl::Status PlanAndEnd(const torch::nn::Module& module,
   std::fflush(stdout);
   TESSERA_RETURN_IF_ERROR(comm->Barrier("--plan_world"));
   Shutdown();
-  std::exit(0);
+  EndProcess(ProcessEnd::kPlanned, 0);
+  return absl::CancelledError("--plan_world: the plan was printed");
 }
 
 absl::StatusOr<AutoConfig> DecideAuto(const torch::nn::Module& module,

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "config/config.pb.h"
-#include "engine/parts/engine_types.h"
+#include "engine/api/engine_types.h"
 
 namespace tessera {
 
@@ -35,8 +35,9 @@ absl::StatusOr<AutoConfig> DecideAuto(const torch::nn::Module& module,
 
 // With --plan_world (comm/world/world.h): what each of so many ranks would
 // hold, and how long a step takes, on rank 0's standard output; the process
-// ends then, with 0. Returns an error, the same on all ranks: InvalidArgument
-// (no planned_loss, the configuration), Plan's. COLLECTIVE.
+// ends then, with 0 (base/system/process_end.h). Returns an error, the same on
+// all ranks: InvalidArgument (no planned_loss, the configuration), Plan's;
+// Cancelled where a handler lets the process live. COLLECTIVE.
 absl::Status PlanAndEnd(const torch::nn::Module& module,
                         const proto::Config& config,
                         const EngineOptions& options, int plan_world,

@@ -20,6 +20,7 @@
 #include "checkpoint/together.h"
 #include "engine/run_folder.h"
 #include "engine/save_room.h"
+#include "engine/stop_signals.h"
 
 namespace tessera {
 namespace {

@@ -39,14 +39,15 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/monotonic.h"
-#include "checkpoint/format/step_folders.h"
 #include "engine/engine.h"
-#include "engine/stop_signals.h"
 
 namespace tessera {
 
-struct RunFolder;  // engine/run_folder.h
-class SaveRoom;    // engine/save_room.h
+enum class FolderHolds;  // checkpoint/format/step_folders.h
+struct Retention;        // the same
+struct RunFolder;        // engine/run_folder.h
+class SaveRoom;          // engine/save_room.h
+class StopSignals;       // engine/stop_signals.h
 
 // The same on all ranks. Whatever comes first saves.
 struct CheckpointManagerOptions {

@@ -8,17 +8,15 @@
 #include "base/torch_guard.h"
 #include "comm/world/world.h"
 #include "config/config.h"
-#include "engine/access/safetensors_loading.h"
-#include "engine/access/state_dict.h"
-#include "engine/access/summoned.h"
 #include "engine/auto_config.h"
+#include "engine/build/custom_checks.h"
+#include "engine/build/initial_sync.h"
+#include "engine/checkpoint/safetensors_loading.h"
 #include "engine/engine_impl.h"
-#include "engine/offload/averages.h"
-#include "engine/offload/moved_states.h"
-#include "engine/parts/catch_announced.h"
-#include "engine/parts/custom_checks.h"
-#include "engine/parts/learning_rate.h"
-#include "engine/setup/initial_sync.h"
+#include "engine/model/catch_announced.h"
+#include "engine/values/model_report.h"
+#include "engine/values/state_dict.h"
+#include "engine/values/summoned.h"
 #include "engine/world_options.h"
 #include "optim/algorithms/option_names.h"
 
@@ -93,10 +91,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
                  resolved->zero_optimization().auto_stage() &&
                      options.resume_from.empty());
   const absl::Status built =
-      CatchAnnounced(impl->parts()->comm.get(), "Engine::Create",
+      CatchAnnounced(impl->model().comm(), "Engine::Create",
                      [&] { return impl->Build(options); });
   if (!built.ok()) {
-    impl->parts()->RestoreRequiresGrad();
+    impl->groups().RestoreRequiresGrad();
     return built;
   }
   ReturnKept();  // training has other sizes; so after a load
@@ -109,25 +107,23 @@ Engine::~Engine() {
   ReturnKept();
 }
 
-Engine::NoSyncScope::NoSyncScope(Engine* engine) : engine_(engine) {
+NoSyncScope::NoSyncScope(Engine* engine) : engine_(engine) {
   engine_->impl_->trainer().ChangeNoSync(1);
 }
-Engine::NoSyncScope::~NoSyncScope() {
-  engine_->impl_->trainer().ChangeNoSync(-1);
-}
+NoSyncScope::~NoSyncScope() { engine_->impl_->trainer().ChangeNoSync(-1); }
 
 // What autocast was before.
-struct Engine::AutocastScope::State {
+struct AutocastScope::State {
   at::DeviceType device;
   bool enabled;
   at::ScalarType dtype;
 };
 
-Engine::AutocastScope::AutocastScope(Engine* engine) {
+AutocastScope::AutocastScope(Engine* engine) {
   engine->impl_->trainer().NoteAutocast();
-  const auto dtype = engine->impl_->parts()->settings.autocast_dtype;
+  const auto dtype = engine->impl_->settings().autocast_dtype;
   if (!dtype.has_value()) return;
-  const at::DeviceType device = engine->impl_->parts()->device().type();
+  const at::DeviceType device = engine->impl_->model().device().type();
   state_ = std::make_unique<State>(
       State{device, at::autocast::is_autocast_enabled(device),
             at::autocast::get_autocast_dtype(device)});
@@ -136,7 +132,7 @@ Engine::AutocastScope::AutocastScope(Engine* engine) {
   at::autocast::increment_nesting();
 }
 
-Engine::AutocastScope::~AutocastScope() {
+AutocastScope::~AutocastScope() {
   if (state_ == nullptr) return;
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   at::autocast::set_autocast_enabled(state_->device, state_->enabled);
@@ -162,10 +158,10 @@ absl::Status Engine::WriteMemoryTimeline(const std::string& prefix) {
   return impl_->trainer().memory().WriteMemoryTimeline(prefix);
 }
 absl::Status Engine::SetLearningRate(double rate) {
-  return tessera::SetLearningRate(impl_->parts().get(), rate);
+  return impl_->groups().SetLearningRate(rate);
 }
 absl::Status Engine::ReportMetric(double metric) {
-  return tessera::ReportMetric(impl_->parts().get(), metric);
+  return impl_->groups().ReportMetric(metric);
 }
 absl::Status Engine::SetOption(absl::string_view group,
                                absl::string_view option, double value) {
@@ -173,23 +169,22 @@ absl::Status Engine::SetOption(absl::string_view group,
 }
 absl::StatusOr<double> Engine::OptionOf(absl::string_view group,
                                         absl::string_view option) const {
-  TESSERA_ASSIGN_OR_RETURN(const size_t number,
-                           impl_->trainer().FindGroup(group));
-  return tessera::OptionOf(option, impl_->parts()->groups.options[number]);
+  TESSERA_ASSIGN_OR_RETURN(const size_t number, impl_->groups().Find(group));
+  return tessera::OptionOf(option, impl_->groups().groups().options[number]);
 }
 std::vector<std::string> Engine::GroupNames() const {
-  return impl_->parts()->groups.names;
+  return impl_->groups().groups().names;
 }
 absl::Status Engine::SetFrozen(absl::string_view group, bool frozen) {
   return impl_->trainer().SetFrozen(group, frozen);
 }
 absl::Status Engine::SwapInAverages() {
   TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckAtBoundary());
-  return SwapAverages(impl_->parts().get(), /*in=*/true);
+  return impl_->SwapAverages(/*in=*/true);
 }
 absl::Status Engine::SwapOutAverages() {
   impl_->trainer().Settle();
-  return SwapAverages(impl_->parts().get(), /*in=*/false);
+  return impl_->SwapAverages(/*in=*/false);
 }
 absl::Status Engine::ZeroGrad() { return impl_->trainer().ZeroGrad(); }
 absl::StatusOr<at::Tensor> Engine::Gradient(absl::string_view name) {
@@ -224,72 +219,81 @@ absl::Status Engine::SetOptimizerState(absl::string_view name,
 }
 absl::StatusOr<StateDict> Engine::FullStateDict(StateDictOptions options) {
   TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckNotFailed());
-  return tessera::FullStateDict(impl_->parts().get(), options);
+  return tessera::FullStateDict(impl_->guard().get(), &impl_->writes(),
+                                options);
 }
 absl::StatusOr<std::vector<ParameterShard>> Engine::ShardedStateDict() {
   TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckNotFailed());
-  return tessera::ShardedStateDict(impl_->parts().get());
+  return tessera::ShardedStateDict(impl_->guard().get());
 }
 absl::StatusOr<LoadSafetensorsReport> Engine::LoadSafetensors(
     const std::string& path, LoadSafetensorsOptions options) {
-  auto report = tessera::LoadSafetensors(impl_->parts().get(), path, options);
+  auto report = tessera::LoadSafetensors(impl_->guard().get(), path, options);
   ReturnKept();
   return report;
 }
 
-struct Engine::SummonScope::State {
+struct SummonScope::State {
   std::unique_ptr<Summoned> summoned;
 };
-Engine::SummonScope::SummonScope(std::unique_ptr<State> state)
+SummonScope::SummonScope(std::unique_ptr<State> state)
     : state_(std::move(state)) {}
-Engine::SummonScope::SummonScope(SummonScope&&) noexcept = default;
-Engine::SummonScope& Engine::SummonScope::operator=(
-    SummonScope&& other) noexcept {
+SummonScope::SummonScope(SummonScope&&) noexcept = default;
+SummonScope& SummonScope::operator=(SummonScope&& other) noexcept {
   state_.swap(other.state_);
   return *this;
 }
-Engine::SummonScope::~SummonScope() = default;
-absl::Status Engine::SummonScope::Close() {
+SummonScope::~SummonScope() = default;
+absl::Status SummonScope::Close() {
   return state_ == nullptr ? absl::OkStatus() : state_->summoned->Close();
 }
-absl::StatusOr<Engine::SummonScope> Engine::Summon(
+absl::StatusOr<SummonScope> Engine::Summon(
     const std::vector<at::Tensor>& parameters, SummonOptions options) {
   TESSERA_ASSIGN_OR_RETURN(auto summoned,
-                           Summoned::Open(impl_->parts(), parameters, options));
+                           Summoned::Open(impl_->guard(), parameters, options));
   return SummonScope(std::make_unique<SummonScope::State>(
       SummonScope::State{std::move(summoned)}));
 }
-absl::StatusOr<Engine::SummonScope> Engine::SummonByName(
+absl::StatusOr<SummonScope> Engine::SummonByName(
     const std::vector<std::string>& names, SummonOptions options) {
   TESSERA_ASSIGN_OR_RETURN(
       auto summoned,
-      Summoned::Open(impl_->parts(),
-                     ParametersByName(*impl_->parts()->module, names),
+      Summoned::Open(impl_->guard(),
+                     ParametersByName(impl_->model().module(), names),
                      options));
   return SummonScope(std::make_unique<SummonScope::State>(
       SummonScope::State{std::move(summoned)}));
 }
 
 absl::Status Engine::Offload(const OffloadStates& states) {
-  TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckNotFailed());
-  const absl::Status moved =
-      tessera::OffloadStatesOf(impl_->parts().get(), states);
+  const absl::Status moved = impl_->Offload(states);
   ReturnKept();
   return moved;
 }
-absl::Status Engine::Reload() {
-  TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckNotFailed());
-  return ReloadStatesOf(impl_->parts().get());
-}
+absl::Status Engine::Reload() { return impl_->Reload(); }
 
 absl::Status Engine::SetPrefetch(absl::string_view unit, Pass pass,
                                  const std::vector<std::string>& next) {
-  return impl_->SetPrefetch(
-      unit, pass == Pass::kForward ? Phase::kForward : Phase::kBackward, next);
+  TESSERA_RETURN_IF_ERROR(impl_->life().CheckOpen());
+  const ShardedModel& model = impl_->model();
+  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, model.FindFlat(unit));
+  std::vector<Gatherable*> flats;
+  for (const std::string& name : next) {
+    TESSERA_ASSIGN_OR_RETURN(FlatParameter* const one, model.FindFlat(name));
+    flats.push_back(one);
+  }
+  model.schedule()->SetPrefetch(
+      of, pass == Pass::kForward ? Phase::kForward : Phase::kBackward,
+      std::move(flats));
+  return absl::OkStatus();
 }
 absl::Status Engine::SetReshardAfterForward(absl::string_view unit,
                                             bool reshard) {
-  return impl_->SetReshardAfterForward(unit, reshard);
+  TESSERA_RETURN_IF_ERROR(impl_->life().CheckOpen());
+  const ShardedModel& model = impl_->model();
+  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, model.FindFlat(unit));
+  model.schedule()->SetReshardAfterForward(of, reshard);
+  return absl::OkStatus();
 }
 absl::Status Engine::SaveCheckpoint(const std::string& dir,
                                     absl::string_view client_state,
@@ -297,15 +301,15 @@ absl::Status Engine::SaveCheckpoint(const std::string& dir,
   return impl_->SaveCheckpoint(dir, client_state, options);
 }
 absl::Status Engine::WaitForCheckpoint() { return impl_->WaitForCheckpoint(); }
-void Engine::SettleCheckpoint() { impl_->SettleCheckpoint(); }
+void Engine::SettleCheckpoint() { impl_->saver().Settle(); }
 absl::Status Engine::SaveSafetensors(const std::string& dir,
                                      const SaveSafetensorsOptions& options) {
   return impl_->SaveSafetensors(dir, options);
 }
 bool Engine::node_local_checkpoints() const {
-  return impl_->parts()->config.checkpoint().use_node_local_storage();
+  return impl_->config().checkpoint().use_node_local_storage();
 }
-bool Engine::saving_checkpoint() const { return impl_->saving_checkpoint(); }
+bool Engine::saving_checkpoint() const { return impl_->saver().saving(); }
 absl::StatusOr<LoadCheckpointReport> Engine::LoadCheckpoint(
     const std::string& dir, LoadCheckpointOptions options) {
   auto report = impl_->LoadCheckpoint(dir, options);
@@ -313,27 +317,32 @@ absl::StatusOr<LoadCheckpointReport> Engine::LoadCheckpoint(
   return report;
 }
 absl::Status Engine::Close() { return impl_->Close(); }
-StateBytes Engine::state_bytes() const { return impl_->state_bytes(); }
+StateBytes Engine::state_bytes() const {
+  return ResidentStateBytes(impl_->model(), impl_->optimization());
+}
 StateBytes Engine::replicated_state_bytes() const {
-  return impl_->replicated_state_bytes();
+  return ReplicatedStateBytes(impl_->model(), impl_->groups().groups());
 }
 const std::shared_ptr<Communicator>& Engine::communicator() const {
-  return impl_->parts()->comm;
+  return impl_->model().ranks().all;
 }
-int Engine::stage() const { return impl_->parts()->stage; }
+int Engine::stage() const { return impl_->model().stage(); }
 const std::string& Engine::auto_reason() const { return impl_->auto_reason(); }
-const proto::Config& Engine::config() const { return impl_->parts()->config; }
+const proto::Config& Engine::config() const { return impl_->config(); }
 const std::shared_ptr<const PlanReport>& Engine::plan() const {
-  return impl_->parts()->plan;
+  return impl_->plan();
 }
 int64_t Engine::step() const { return impl_->trainer().step(); }
 int64_t Engine::step_at_most() const { return impl_->trainer().step_at_most(); }
 int64_t Engine::updates() const { return impl_->trainer().updates(); }
 absl::StatusOr<std::string> Engine::UnitOf(absl::string_view parameter) const {
-  return impl_->UnitOf(parameter);
+  TESSERA_RETURN_IF_ERROR(impl_->life().CheckOpen());
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place,
+                           impl_->model().Find(parameter));
+  return impl_->model().flat(place).name();
 }
 std::vector<std::string> Engine::DescribeUnits() const {
-  return impl_->DescribeUnits();
+  return tessera::DescribeUnits(impl_->model());
 }
 
 }  // namespace tessera

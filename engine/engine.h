@@ -33,8 +33,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "config/config.pb.h"
-#include "engine/parts/engine_types.h"
+#include "engine/api/engine_types.h"  // IWYU pragma: export
+#include "engine/engine_scopes.h"     // IWYU pragma: export
 
 namespace torch::nn {
 class Module;
@@ -43,6 +43,10 @@ class ModuleHolder;
 }  // namespace torch::nn
 
 namespace tessera {
+
+namespace proto {
+class Config;
+}
 
 class Monitor;  // engine/observe/monitor.h
 
@@ -97,32 +101,9 @@ class Engine {
   // returned here at once and on all ranks by the next Backward that reduces.
   absl::Status Backward(const at::Tensor& loss, BackwardOptions options = {});
 
-  // While it lives, Backward reduces nothing: PyTorch's no_sync().
-  class [[nodiscard]] NoSyncScope {
-   public:
-    explicit NoSyncScope(Engine* engine);
-    ~NoSyncScope();
-    NoSyncScope(const NoSyncScope&) = delete;
-    NoSyncScope& operator=(const NoSyncScope&) = delete;
-
-   private:
-    Engine* engine_;
-  };
-
-  // With torch_autocast.enabled, libtorch's autocast in that dtype while it
-  // lives: hold one around forward (not around Backward). Otherwise nothing, so
-  // a program may always hold it.
-  class [[nodiscard]] AutocastScope {
-   public:
-    explicit AutocastScope(Engine* engine);
-    ~AutocastScope();
-    AutocastScope(const AutocastScope&) = delete;
-    AutocastScope& operator=(const AutocastScope&) = delete;
-
-   private:
-    struct State;
-    std::unique_ptr<State> state_;
-  };
+  using NoSyncScope = tessera::NoSyncScope;
+  using AutocastScope = tessera::AutocastScope;
+  using SummonScope = tessera::SummonScope;
 
   // True while some rank has data, for loops over uneven input (PyTorch's
   // join): `while (*engine->AnyRankHasData(has_data))` with weight 0 on ranks
@@ -252,25 +233,6 @@ class Engine {
   // does not own (below stage 1 a rank owns all). Nothing is sent. COLLECTIVE.
   absl::StatusOr<std::vector<ParameterShard>> ShardedStateDict();
 
-  // While it is open parameters are whole, in place; see Summon.
-  class [[nodiscard]] SummonScope {
-   public:
-    struct State;
-    explicit SummonScope(std::unique_ptr<State> state);  // for Engine
-    SummonScope(SummonScope&&) noexcept;
-    SummonScope& operator=(SummonScope&&) noexcept;
-    // Without Close: what was written is taken back, with an error in the log
-    // if it was to be kept. LOCAL, but end it on all ranks.
-    ~SummonScope();
-    // Ends the scope: what was written reaches the masters, and the working
-    // copies of all ranks; or nobody. Nothing afterwards. FailedPrecondition if
-    // a tessera::Use holds the units, too; the scope stays open then.
-    // COLLECTIVE.
-    absl::Status Close();
-
-   private:
-    std::unique_ptr<State> state_;
-  };
   // Makes the units of these parameters (the module's own tensors) whole until
   // Close; they may be read and written, also through raw pointers, by all
   // ranks in the same way, or by rank 0 alone: there a parameter that is freed
@@ -420,6 +382,8 @@ class Engine {
 
  private:
   class Impl;
+  friend NoSyncScope;
+  friend AutocastScope;
   explicit Engine(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

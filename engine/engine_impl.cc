@@ -3,56 +3,32 @@
 #include <exception>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch/device_ledger.h"
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "base/trace/trace.h"
-#include "config/config_text.h"
-#include "engine/access/safetensors_saving.h"
-#include "engine/access/training_state.h"
-#include "engine/parts/catch_announced.h"
-#include "engine/parts/exclusive_scope.h"
-#include "engine/parts/rate_settings.h"
-#include "engine/parts/write_checks.h"
-#include "optim/kernels/shaped_states.h"
+#include "config/config.pb.h"
+#include "engine/build/rate_settings.h"
+#include "engine/checkpoint/safetensors_saving.h"
+#include "engine/checkpoint/training_state.h"
+#include "engine/model/catch_announced.h"
+#include "engine/model/exclusive_scope.h"
+#include "engine/values/moved_states.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
 
-TrainingState StateOf(EngineParts& parts, const RunPlace& place) {
-  return {*parts.module,
-          parts.flats,
-          parts.optimizer.get(),
-          parts.scaler.has_value() ? &*parts.scaler : nullptr,
-          &parts.groups,
-          &parts.configured_options,
-          parts.lr_schedule != nullptr,
-          parts.lr_schedule == nullptr ? nullptr : parts.lr_schedule->plateau(),
-          parts.comm.get(),
-          parts.device(),
-          parts.shard_group->world_size(),
-          parts.stage,
-          place.step,
-          place.skipped_steps,
-          place.samples,
-          parts.config.train_batch_size(),
-          ConfigToJson(parts.config),
-          parts.config.checkpoint().use_node_local_storage()};
-}
-
 // Where a run is that goes on from it. Older checkpoints count no samples.
-RunPlace PlaceOf(const EngineParts& parts, const LoadedState& loaded) {
+RunPlace PlaceOf(const proto::Config& config, const LoadedState& loaded) {
   RunPlace place;
   place.step = loaded.step;
   place.skipped_steps = loaded.skipped_steps;
   place.samples =
-      loaded.samples.value_or(loaded.step * parts.config.train_batch_size());
+      loaded.samples.value_or(loaded.step * config.train_batch_size());
   return place;
 }
 
@@ -62,8 +38,8 @@ std::string WasAndIs(absl::string_view what, int64_t was, int64_t is) {
 }
 
 // What goes on, for people: "->" where something has changed.
-std::string DescribeLoaded(const EngineParts& parts, const std::string& dir,
-                           const LoadedState& loaded,
+std::string DescribeLoaded(const ShardedModel& model, int64_t batch,
+                           const std::string& dir, const LoadedState& loaded,
                            const std::optional<RunPlace>& place) {
   if (!place.has_value()) {
     return absl::StrCat("loaded parameters and buffers of step ", loaded.step,
@@ -74,9 +50,8 @@ std::string DescribeLoaded(const EngineParts& parts, const std::string& dir,
                                   place->samples, " samples) from ", dir);
   absl::StrAppend(
       &text,
-      WasAndIs("ranks", loaded.report.world_size, parts.comm->world_size()),
-      WasAndIs("stage", loaded.report.stage, parts.stage));
-  const int64_t batch = parts.config.train_batch_size();
+      WasAndIs("ranks", loaded.report.world_size, model.comm()->world_size()),
+      WasAndIs("stage", loaded.report.stage, model.stage()));
   const int64_t was = loaded.batch.value_or(batch);
   absl::StrAppend(&text, WasAndIs("batch", was, batch));
   if (was != batch) {
@@ -106,18 +81,23 @@ absl::Status PublishAll(
 Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module,
                    proto::Config config, std::shared_ptr<Communicator> comm,
                    const EngineOptions& options)
-    : parts_(std::make_shared<EngineParts>()),
-      trainer_(parts_.get()),
-      access_(parts_.get()) {
-  parts_->module = std::move(module);
-  parts_->config = std::move(config);
-  parts_->comm = std::move(comm);
-  parts_->plan = options.plan;
-  parts_->settings =
-      SettingsOf(parts_->config, options, parts_->comm->world_size());
-  parts_->lr_schedule = LrScheduleOf(parts_->config);
-  parts_->before_change = [this] { saver_.BeforeChange(); };
-}
+    : config_(std::move(config)),
+      plan_(options.plan),
+      settings_(SettingsOf(config_, options, comm->world_size())),
+      model_(std::move(module), std::move(comm)),
+      life_(&optimization_),
+      guard_(std::make_shared<UpdateGuard>(&model_, &life_,
+                                           [this] { saver_.BeforeChange(); })),
+      groups_(&model_, &life_, LrScheduleOf(config_)),
+      writes_(&model_, settings_.check_writes),
+      trainer_(Trainer::Needs{.guard = guard_.get(),
+                              .optimization = &optimization_,
+                              .groups = &groups_,
+                              .writes = &writes_,
+                              .config = &config_,
+                              .settings = &settings_,
+                              .plan = plan_.get()}),
+      access_(guard_.get(), &optimization_) {}
 
 Engine::Impl::~Impl() {
   saver_.Settle();
@@ -126,30 +106,29 @@ Engine::Impl::~Impl() {
     TESSERA_LOG(ERROR) << "of the last Step, and nobody has asked: "
                        << untold.message();
   }
-  if (!parts_->closed && std::uncaught_exceptions() == 0) {
+  if (!life_.closed() && std::uncaught_exceptions() == 0) {
     trainer_.End(/*wait=*/false);
   }
   if (observer_ != nullptr) {
     observer_->Complete(trainer_.last_step(), trainer_.place());
     observer_->Abandon();
   }
-  parts_->before_change = nullptr;
-  if (parts_->stream != nullptr) {
-    parts_->stream->SetBeforeWrite(nullptr);
-    (void)parts_->stream->Drain();  // it reads gradients and states
+  if (guard_->stream() != nullptr) {
+    guard_->stream()->SetBeforeWrite(nullptr);
+    (void)guard_->stream()->Drain();  // it reads gradients and states
   }
-  parts_->recomputed.reset();
-  parts_->gradients.reset();
-  if (parts_->served != nullptr) parts_->served->Stop();
-  for (const auto& flat : parts_->flats) flat->Abandon();
+  trainer_.Detach();
+  optimization_.DropGradients();
+  if (guard_->served() != nullptr) guard_->served()->Stop();
+  for (const auto& flat : model_.flats()) flat->Abandon();
 }
 
-void Engine::Impl::GiveBuffersBack() {
-  TorchScope scope;
-  for (const auto& [buffer, dtype] : converted_buffers_) {
-    buffer.set_data(buffer.to(dtype));
-  }
-  converted_buffers_.clear();
+TrainingState Engine::Impl::State() {
+  return {.model = model_,
+          .optimization = optimization_,
+          .groups = groups_,
+          .config = config_,
+          .place = trainer_.place()};
 }
 
 // The module is again what it was before Create; one that ConstructSharded made
@@ -173,12 +152,12 @@ absl::Status Engine::Impl::GiveBack(const absl::Status& why) {
 // none is used again, so there is nothing to commit. An error leaves the rest
 // with the engine: Close may be called again.
 absl::Status Engine::Impl::Close() {
-  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  TESSERA_RETURN_IF_ERROR(life_.CheckOpen());
   // What is asked for here is the module's, which held it before.
-  const NoMemoryLimit unlimited(&LedgerOf(parts_->device()));
+  const NoMemoryLimit unlimited(&LedgerOf(model_.device()));
   saver_.Settle();
   trainer_.Settle();
-  ExclusiveScope exclusive(parts_.get(), "Engine::Close");
+  ExclusiveScope exclusive(guard_.get(), "Engine::Close");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   exclusive.Dismiss();
   trainer_.End(/*wait=*/true);
@@ -186,66 +165,38 @@ absl::Status Engine::Impl::Close() {
     observer_->Complete(trainer_.last_step(), trainer_.place());
     observer_->Close();
   }
-  for (const auto& flat : parts_->flats) {
+  for (const auto& flat : model_.flats()) {
     const absl::Status released =
         CatchTorch("Close", [&] { return flat->Release(); });
     if (!released.ok()) {
-      parts_->comm->Announce(released);
+      model_.comm()->Announce(released);
       return released;
     }
   }
-  TESSERA_RETURN_IF_ERROR(CatchTorch("Close", [&] { GiveBuffersBack(); }));
-  parts_->RestoreRequiresGrad();
-  if (parts_->served != nullptr) parts_->served->End();
-  parts_->recomputed.reset();
-  trainer_.memory().End();
-  trainer_.tracer().End();
-  parts_->gradients.reset();
-  parts_->optimizer.reset();
-  parts_->flats.clear();
-  parts_->stream.reset();
-  memory_limit_.reset();
-  deterministic_.reset();
-  parts_->closed = true;
+  TESSERA_RETURN_IF_ERROR(CatchTorch("Close", [&] { buffers_.GiveBack(); }));
+  groups_.RestoreRequiresGrad();
+  if (guard_->served() != nullptr) guard_->served()->End();
+  trainer_.Detach();
+  optimization_.DropGradients();
+  optimization_.DropOptimizer();
+  model_.Clear();
+  guard_->DropStream();
+  process_.GiveBack();
+  life_.Close();
   return trainer_.TakeUntold();  // there is no Step any more to say it
-}
-
-absl::StatusOr<std::string> Engine::Impl::UnitOf(
-    absl::string_view parameter) const {
-  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, parts_->Find(parameter));
-  return parts_->flat(place).name();
-}
-
-absl::Status Engine::Impl::SetPrefetch(absl::string_view unit, Phase phase,
-                                       const std::vector<std::string>& next) {
-  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, parts_->FindFlat(unit));
-  std::vector<Gatherable*> flats;
-  for (const std::string& name : next) {
-    TESSERA_ASSIGN_OR_RETURN(FlatParameter* const one, parts_->FindFlat(name));
-    flats.push_back(one);
-  }
-  parts_->schedule->SetPrefetch(of, phase, std::move(flats));
-  return absl::OkStatus();
-}
-
-absl::Status Engine::Impl::SetReshardAfterForward(absl::string_view unit,
-                                                  bool reshard) {
-  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, parts_->FindFlat(unit));
-  parts_->schedule->SetReshardAfterForward(of, reshard);
-  return absl::OkStatus();
 }
 
 absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,
                                           absl::string_view client_state,
                                           SaveOptions options) {
   const TraceScope trace(TraceTrack::kMain, "SaveCheckpoint");
-  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  TESSERA_RETURN_IF_ERROR(life_.CheckOpen());
   saver_.Settle();  // first, or what it has not written yet would be copied
-  ExclusiveScope exclusive(parts_.get(), "SaveCheckpoint");
+  ExclusiveScope exclusive(guard_.get(), "SaveCheckpoint");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin(trainer_.CheckAtBoundary()));
-  TESSERA_RETURN_IF_ERROR(exclusive.Commit(CheckBeforeSave(parts_.get())));
-  return CatchAnnounced(parts_->comm.get(), "SaveCheckpoint", [&] {
-    const proto::Checkpoint& config = parts_->config.checkpoint();
+  TESSERA_RETURN_IF_ERROR(exclusive.Commit(writes_.CheckBeforeSave()));
+  return CatchAnnounced(model_.comm(), "SaveCheckpoint", [&] {
+    const proto::Checkpoint& config = config_.checkpoint();
     PendingSaveOptions how;
     how.async = options.async.value_or(config.async());
     how.max_bandwidth = config.max_bandwidth();
@@ -255,140 +206,86 @@ absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,
     how.after_commit = std::move(options.after_commit);
     how.replace = options.replace;
     how.saved_unix_micros = options.saved_unix_micros;
-    return saver_.Save(dir, StateOf(*parts_, trainer_.place()), client_state,
-                       std::move(how), std::move(options.on_end));
+    return saver_.Save(dir, State(), client_state, std::move(how),
+                       std::move(options.on_end));
   });
 }
 
 absl::Status Engine::Impl::SaveSafetensors(
     const std::string& dir, const SaveSafetensorsOptions& options) {
-  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
-  ExclusiveScope exclusive(parts_.get(), "SaveSafetensors");
+  TESSERA_RETURN_IF_ERROR(life_.CheckOpen());
+  ExclusiveScope exclusive(guard_.get(), "SaveSafetensors");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin(trainer_.CheckNotFailed()));
-  TESSERA_RETURN_IF_ERROR(exclusive.Commit(CheckBeforeSave(parts_.get())));
-  return CatchAnnounced(parts_->comm.get(), "SaveSafetensors", [&] {
-    return WriteSafetensorsOf(StateOf(*parts_, trainer_.place()), dir, options);
+  TESSERA_RETURN_IF_ERROR(exclusive.Commit(writes_.CheckBeforeSave()));
+  return CatchAnnounced(model_.comm(), "SaveSafetensors", [&] {
+    return WriteSafetensorsOf(State(), dir, options);
   });
+}
+
+absl::Status Engine::Impl::Offload(const OffloadStates& states) {
+  TESSERA_RETURN_IF_ERROR(trainer_.CheckNotFailed());
+  return OffloadStatesOf(guard_.get(), settings_.offload, states);
+}
+
+absl::Status Engine::Impl::Reload() {
+  TESSERA_RETURN_IF_ERROR(trainer_.CheckNotFailed());
+  return ReloadStatesOf(guard_.get());
+}
+
+absl::Status Engine::Impl::SwapAverages(bool in) {
+  return tessera::SwapAverages(guard_.get(), optimization_, groups_, in);
 }
 
 absl::Status Engine::Impl::WaitForCheckpoint() {
   const TraceScope trace(TraceTrack::kMain, "WaitForCheckpoint");
-  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  TESSERA_RETURN_IF_ERROR(life_.CheckOpen());
   return saver_.Wait();
 }
 
 absl::StatusOr<LoadCheckpointReport> Engine::Impl::LoadCheckpoint(
     const std::string& dir, const LoadCheckpointOptions& options) {
   const TraceScope trace(TraceTrack::kMain, "LoadCheckpoint");
-  TESSERA_RETURN_IF_ERROR(parts_->CheckNotAveraged());
-  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  TESSERA_RETURN_IF_ERROR(life_.CheckNotAveraged());
+  TESSERA_RETURN_IF_ERROR(life_.CheckOpen());
   saver_.Settle();
   // What is asked for here is gone when it returns, and plans do not count it.
-  const NoMemoryLimit unlimited(&LedgerOf(parts_->device()));
-  ExclusiveScope exclusive(parts_.get(), "LoadCheckpoint");
+  const NoMemoryLimit unlimited(&LedgerOf(model_.device()));
+  ExclusiveScope exclusive(guard_.get(), "LoadCheckpoint");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   absl::StatusOr<LoadedState> loaded = absl::UnknownError("not loaded");
   bool changed = false;
   const absl::Status run = CatchTorch("LoadCheckpoint", [&] {
-    loaded =
-        LoadState(dir, StateOf(*parts_, trainer_.place()), options, &changed);
+    loaded = LoadState(dir, State(), options, &changed);
     return absl::OkStatus();
   });
   if (!run.ok()) return exclusive.Fail(run);
   // All ranks have come to it: LoadState agrees on what it returns.
   if (!loaded.ok()) {
-    if (changed) parts_->FailTiers(loaded.status());
+    if (changed) guard_->FailTiers(loaded.status());
     return changed ? exclusive.Fail(loaded.status())
                    : exclusive.Commit(loaded.status());
   }
   const absl::Status published =
-      CatchTorch("LoadCheckpoint", [&] { return PublishAll(parts_->flats); });
+      CatchTorch("LoadCheckpoint", [&] { return PublishAll(model_.flats()); });
   if (!published.ok()) {
-    parts_->FailTiers(published);
+    guard_->FailTiers(published);
     return exclusive.Fail(published);
   }
   TESSERA_RETURN_IF_ERROR(exclusive.Commit());
   // Gradients of other values are dropped in any case.
   std::optional<RunPlace> place;
-  if (!options.model_only) place = PlaceOf(*parts_, *loaded);
+  if (!options.model_only) place = PlaceOf(config_, *loaded);
   TESSERA_RETURN_IF_ERROR(trainer_.Resume(place));
-  TESSERA_LOG_RANK0(INFO) << DescribeLoaded(*parts_, dir, *loaded, place);
-  if (chose_stage_ && loaded->report.stage != parts_->stage &&
-      loaded->report.world_size == parts_->comm->world_size()) {
+  TESSERA_LOG_RANK0(INFO) << DescribeLoaded(model_, config_.train_batch_size(),
+                                            dir, *loaded, place);
+  if (chose_stage_ && loaded->report.stage != model_.stage() &&
+      loaded->report.world_size == model_.comm()->world_size()) {
     TESSERA_LOG_RANK0(WARNING)
         << dir << " was trained at stage " << loaded->report.stage
-        << " by as many ranks, and auto has become stage " << parts_->stage
+        << " by as many ranks, and auto has become stage " << model_.stage()
         << " here: set EngineOptions::resume_from to go on as it was";
   }
   return std::move(loaded->report);
-}
-
-StateBytes Engine::Impl::state_bytes() const {
-  StateBytes bytes;
-  if (parts_->closed) return bytes;
-  for (const auto& flat : parts_->flats) {
-    bytes.parameters += flat->resident_bytes();
-  }
-  bytes.gradients = parts_->gradients->resident_bytes();
-  if (parts_->optimizer != nullptr) {
-    bytes.optimizer = parts_->optimizer->resident_bytes();
-  }
-  return bytes;
-}
-
-StateBytes Engine::Impl::replicated_state_bytes() const {
-  StateBytes bytes;
-  for (const auto& flat : parts_->flats) {
-    const auto size = [&](at::ScalarType dtype) {
-      return flat->layout().payload_numel() *
-             static_cast<int64_t>(c10::elementSize(dtype));
-    };
-    bytes.parameters += size(flat->dtype());
-    if (!flat->trainable()) continue;
-    if (flat->separate_masters())
-      bytes.parameters += size(flat->master_dtype());
-    bytes.gradients += size(flat->reduce_dtype());
-    if (flat->reduce_dtype() != flat->gradient_dtype()) {
-      bytes.gradients += size(flat->gradient_dtype());
-    }
-    if (parts_->optimizer != nullptr) {
-      const auto first = static_cast<size_t>(flat->parameters()[0].index);
-      const OptimizerOptions& options =
-          parts_->groups.options[static_cast<size_t>(parts_->groups.of[first])];
-      const auto item =
-          static_cast<int64_t>(c10::elementSize(flat->step_dtype()));
-      bytes.optimizer +=
-          StateBytesOf(options, item, flat->layout().payload_numel());
-      bytes.optimizer +=
-          item * ShapedNumelOf(FormulaOf(options), flat->parameters());
-    }
-  }
-  return bytes;
-}
-
-std::vector<std::string> Engine::Impl::DescribeUnits() const {
-  std::vector<std::string> lines;
-  constexpr size_t kNamed = 4;
-  for (const auto& flat : parts_->flats) {
-    int64_t numel = 0;
-    // Parameters that the unit's path says nothing of: the root's, and small
-    // ones of all units.
-    const std::string path = flat->name().substr(0, flat->name().find(' '));
-    std::vector<std::string> others;
-    for (const auto& p : flat->parameters()) {
-      numel += p.tensor.numel();
-      if (p.name == path || absl::StartsWith(p.name, absl::StrCat(path, "."))) {
-        continue;
-      }
-      if (others.size() == kNamed) others.back() = "...";
-      if (others.size() < kNamed) others.push_back(p.name);
-    }
-    lines.push_back(absl::StrCat(
-        flat->name(), ": ", flat->parameters().size(), " parameters, ", numel,
-        " elements", others.empty() ? "" : " (with ",
-        absl::StrJoin(others, ", "), others.empty() ? "" : ")"));
-  }
-  return lines;
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
-// Engine::Impl: makes the parts of an engine from a module and a configuration,
-// has those that work on them, and gives the module back. What they do is
-// Trainer's (engine/training/trainer.h) and engine/access's.
+// Engine::Impl: takes a module over as a configuration says, has what trains it
+// and what reads and writes its values, and gives the module back. What these
+// do is Trainer's (engine/train/trainer.h), engine/values' and
+// engine/checkpoint's.
 #ifndef ENGINE_ENGINE_IMPL_H_
 #define ENGINE_ENGINE_IMPL_H_
 
@@ -10,15 +11,23 @@
 #include <utility>
 #include <vector>
 
-#include "base/memory/ledger.h"
-#include "base/torch/deterministic.h"
-#include "engine/access/named_access.h"
-#include "engine/access/saver.h"
+#include "config/config.pb.h"
+#include "engine/build/converted_buffers.h"
+#include "engine/build/process_settings.h"
+#include "engine/build/settings.h"
+#include "engine/checkpoint/saver.h"
 #include "engine/engine.h"
+#include "engine/model/engine_life.h"
+#include "engine/model/optimization.h"
+#include "engine/model/optimizer_groups.h"
+#include "engine/model/sharded_model.h"
+#include "engine/model/update_guard.h"
+#include "engine/model/write_checks.h"
 #include "engine/observe/monitor.h"
 #include "engine/observe/step_observer.h"
-#include "engine/parts/engine_parts.h"
-#include "engine/training/trainer.h"
+#include "engine/train/trainer.h"
+#include "engine/values/averages.h"
+#include "engine/values/named_access.h"
 #include "sharding/partition/flat_plan.h"
 #include "sharding/partition/partition.h"
 
@@ -38,19 +47,10 @@ class Engine::Impl {
                               absl::string_view client_state,
                               SaveOptions options);
   absl::Status WaitForCheckpoint();
-  void SettleCheckpoint() { saver_.Settle(); }
   absl::Status SaveSafetensors(const std::string& dir,
                                const SaveSafetensorsOptions& options);
-  bool saving_checkpoint() const { return saver_.saving(); }
   absl::StatusOr<LoadCheckpointReport> LoadCheckpoint(
       const std::string& dir, const LoadCheckpointOptions& options);
-  absl::Status SetPrefetch(absl::string_view unit, Phase phase,
-                           const std::vector<std::string>& next);
-  absl::Status SetReshardAfterForward(absl::string_view unit, bool reshard);
-  absl::StatusOr<std::string> UnitOf(absl::string_view parameter) const;
-  StateBytes state_bytes() const;
-  StateBytes replicated_state_bytes() const;
-  std::vector<std::string> DescribeUnits() const;
   const std::string& auto_reason() const { return auto_reason_; }
   // `chose_stage`: this engine, not the configuration or a checkpoint.
   void set_auto(std::string reason, bool chose_stage) {
@@ -58,10 +58,23 @@ class Engine::Impl {
     chose_stage_ = chose_stage;
   }
 
-  const std::shared_ptr<EngineParts>& parts() const { return parts_; }
+  absl::Status Offload(const OffloadStates& states);
+  absl::Status Reload();
+  absl::Status SwapAverages(bool in);
+
+  const proto::Config& config() const { return config_; }
+  const Settings& settings() const { return settings_; }
+  const std::shared_ptr<const PlanReport>& plan() const { return plan_; }
+  const ShardedModel& model() const { return model_; }
+  const Optimization& optimization() const { return optimization_; }
+  const EngineLife& life() const { return life_; }
+  const std::shared_ptr<UpdateGuard>& guard() const { return guard_; }
+  OptimizerGroups& groups() { return groups_; }
+  WriteChecks& writes() { return writes_; }
   Trainer& trainer() { return trainer_; }
   Monitor& monitor() { return monitor_; }
   NamedAccess& access() { return access_; }
+  Saver& saver() { return saver_; }
 
  private:
   // engine_build.cc, engine_stage.cc and engine_copies.cc, in the order in
@@ -84,35 +97,37 @@ class Engine::Impl {
   absl::StatusOr<std::shared_ptr<Communicator>> ReshardGroup();
   absl::Status AgreeOverGroups(const absl::Status& mine,
                                absl::string_view where);
-  absl::Status ConvertBuffers();
+  absl::Status MakeOptimizer();
   absl::Status MakeBufferSync();
   absl::Status MakeRecomputed(absl::Span<const UnitPlan> units);
   absl::Status MakeObserver();
 
-  // engine_process.cc
-  // Where the module is on a device.
-  absl::Status MakeDeterministic();
-  void LimitMemory(at::Device device);
-
   // engine_impl.cc
-  void GiveBuffersBack();
+  TrainingState State();
   absl::Status GiveBack(const absl::Status& why);
 
+  const proto::Config config_;  // complete, nothing is left to auto
+  const std::shared_ptr<const PlanReport> plan_;  // EngineOptions::plan
+  Settings settings_;
+  ShardedModel model_;
+  Optimization optimization_;
+  EngineLife life_;
   // Shared with open scopes of Summon, which see by it whether this is there.
-  const std::shared_ptr<EngineParts> parts_;
+  const std::shared_ptr<UpdateGuard> guard_;
+  OptimizerGroups groups_;
+  WriteChecks writes_;
   Trainer trainer_;
-  Monitor monitor_;
-  std::unique_ptr<StepObserver> observer_;  // null: nothing is to be seen
   NamedAccess access_;
   Saver saver_;
-  std::string groups_chosen_;  // by Plan
+  Monitor monitor_;
+  std::unique_ptr<StepObserver> observer_;  // null: nothing is to be seen
+  std::string groups_chosen_;               // by Plan
   std::string auto_reason_;
   bool chose_stage_ = false;
-  std::vector<std::pair<at::Tensor, at::ScalarType>> converted_buffers_;
   bool constructed_ = false;  // by ConstructSharded
   // From Create until Close.
-  std::optional<MemoryLimit> memory_limit_;
-  std::optional<DeterministicScope> deterministic_;
+  ConvertedBuffers buffers_;
+  ProcessSettings process_;
 };
 
 }  // namespace tessera

@@ -8,11 +8,12 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/world/world.h"
+#include "config/config.pb.h"
+#include "engine/build/group_choice.h"
+#include "engine/build/rank_memory.h"
+#include "engine/build/stage_choice.h"
+#include "engine/build/tiers.h"
 #include "engine/engine_impl.h"
-#include "engine/parts/group_choice.h"
-#include "engine/setup/rank_memory.h"
-#include "engine/setup/stage_choice.h"
-#include "engine/setup/tiers.h"
 #include "optim/kernels/shaped_states.h"
 #include "sharding/construct/construction.h"
 #include "sharding/copy/flat_description.h"
@@ -85,11 +86,11 @@ FlatSizes SizesOf(const Settings& settings, const ParameterGroups& groups,
   return sizes;
 }
 
-StateOptions StatesOf(const EngineParts& parts) {
+StateOptions StatesOf(const Settings& settings, const proto::Config& config) {
   StateOptions options;
-  options.has_optimizer = parts.settings.optimizer.has_value();
-  options.accumulates = parts.config.gradient_accumulation_steps() > 1;
-  options.accumulates_locally = parts.settings.accumulate_locally;
+  options.has_optimizer = settings.optimizer.has_value();
+  options.accumulates = config.gradient_accumulation_steps() > 1;
+  options.accumulates_locally = settings.accumulate_locally;
   return options;
 }
 
@@ -117,9 +118,9 @@ void TellWhatIsThere(const torch::nn::Module& module,
 }  // namespace
 
 absl::Status Engine::Impl::MoveTo(std::optional<at::Device> device) {
-  for (const at::Tensor& p : parts_->module->parameters()) {
+  for (const at::Tensor& p : model_.module().parameters()) {
     constructed_ |= IsEvictable(p);
-    TESSERA_RETURN_IF_ERROR(CheckGroupOfEvictable(p, *parts_->comm));
+    TESSERA_RETURN_IF_ERROR(CheckGroupOfEvictable(p, *model_.comm()));
   }
   if (device.has_value() && constructed_ && !device->is_cpu()) {
     return absl::UnimplementedError(absl::StrCat(
@@ -128,9 +129,9 @@ absl::Status Engine::Impl::MoveTo(std::optional<at::Device> device) {
   }
   if (device.has_value() && !constructed_) {
     TESSERA_RETURN_IF_ERROR(CatchTorch("EngineOptions::device",
-                                       [&] { parts_->module->to(*device); }));
+                                       [&] { model_.module().to(*device); }));
   }
-  TellWhatIsThere(*parts_->module, parts_->config.zero_optimization());
+  TellWhatIsThere(model_.module(), config_.zero_optimization());
   return absl::OkStatus();
 }
 
@@ -140,37 +141,37 @@ absl::Status Engine::Impl::MoveTo(std::optional<at::Device> device) {
 // that alone.
 absl::Status Engine::Impl::ChooseStage(absl::Span<const UnitPlan> units,
                                        const std::vector<bool>& trainable) {
-  if (!parts_->config.zero_optimization().auto_stage()) {
-    parts_->stage = parts_->config.zero_optimization().stage();
+  if (!config_.zero_optimization().auto_stage()) {
+    model_.SetStage(config_.zero_optimization().stage());
     return absl::OkStatus();
   }
-  FlatOptions as_stage_3 = parts_->settings.flats;
+  FlatOptions as_stage_3 = settings_.flats;
   as_stage_3.sharded_parameters = true;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<FlatPlan> flats,
                            SplitFlats(units, trainable, as_stage_3));
   const World* const world = World::Current();
   TESSERA_ASSIGN_OR_RETURN(
       const int64_t memory,
-      AgreeOnRankMemory(parts_->config.sharding().memory_limit_bytes(),
+      AgreeOnRankMemory(config_.sharding().memory_limit_bytes(),
                         flats[0].parameters[0].tensor.device(),
                         world == nullptr ? 1 : world->local_world_size(),
-                        TakenOverBytes(*parts_->module),
-                        "zero_optimization.stage auto", parts_->comm.get()));
-  const FlatSizes sizes = SizesOf(parts_->settings, parts_->groups, flats);
-  StateOptions states = StatesOf(*parts_);
+                        TakenOverBytes(model_.module()),
+                        "zero_optimization.stage auto", model_.comm()));
+  const FlatSizes sizes = SizesOf(settings_, groups_.groups(), flats);
+  StateOptions states = StatesOf(settings_, config_);
   states.stream_bytes = sizes.stream_bytes;
   TESSERA_ASSIGN_OR_RETURN(
       StageChoice choice,
-      tessera::ChooseStage(sizes.flats, parts_->settings.shard_group_size,
-                           states, memory));
-  parts_->stage = choice.stage;
+      tessera::ChooseStage(sizes.flats, settings_.shard_group_size, states,
+                           memory));
+  model_.SetStage(choice.stage);
   auto_reason_ = std::move(choice.reason);
-  if (parts_->settings.shard_group_size < parts_->comm->world_size()) {
+  if (settings_.shard_group_size < model_.comm()->world_size()) {
     absl::StrAppend(&auto_reason_, "; shard groups of ",
-                    parts_->settings.shard_group_size, " of ",
-                    parts_->comm->world_size(), " ranks");
+                    settings_.shard_group_size, " of ",
+                    model_.comm()->world_size(), " ranks");
   }
-  if (parts_->comm->rank() == 0) {
+  if (model_.comm()->rank() == 0) {
     TESSERA_LOG(INFO) << "zero_optimization.stage auto: " << auto_reason_;
   }
   return absl::OkStatus();
@@ -180,12 +181,12 @@ absl::Status Engine::Impl::ChooseStage(absl::Span<const UnitPlan> units,
 // configuration alone, so all ranks gather and free the same; what else the
 // process holds is not known here.
 void Engine::Impl::LimitLive(absl::Span<const FlatPlan> flats) {
-  const int64_t limit = parts_->config.sharding().memory_limit_bytes();
-  if (limit == 0 || parts_->stage < 3) return;
-  const int group_size = parts_->settings.shard_group_size;
-  const int reshard = parts_->settings.reshard_group_size;
-  FlatSizes sizes = SizesOf(parts_->settings, parts_->groups, flats);
-  StateOptions states = StatesOf(*parts_);
+  const int64_t limit = config_.sharding().memory_limit_bytes();
+  if (limit == 0 || model_.stage() < 3) return;
+  const int group_size = settings_.shard_group_size;
+  const int reshard = settings_.reshard_group_size;
+  FlatSizes sizes = SizesOf(settings_, groups_.groups(), flats);
+  StateOptions states = StatesOf(settings_, config_);
   states.stream_bytes = sizes.stream_bytes;
   int64_t resharded_bytes = 0;
   for (size_t i = 0; i < flats.size(); ++i) {
@@ -197,7 +198,7 @@ void Engine::Impl::LimitLive(absl::Span<const FlatPlan> flats) {
   }
   const int64_t most =
       MaxLiveWithin(sizes.flats, group_size, states, resharded_bytes, limit);
-  int64_t& max_live = parts_->settings.schedule.max_live;
+  int64_t& max_live = settings_.schedule.max_live;
   if (most >= max_live) return;
   TESSERA_VLOG(engine, 1) << "sharding.memory_limit_bytes: at most " << most
                           << " elements are kept whole, instead of " << max_live

@@ -2,22 +2,17 @@
 #ifndef ENGINE_TESSERA_H_
 #define ENGINE_TESSERA_H_
 
-#include "base/status.h"                    // IWYU pragma: export
-#include "base/torch_guard.h"               // IWYU pragma: export
-#include "checkpoint/safetensors.h"         // IWYU pragma: export
-#include "comm/world/world.h"               // IWYU pragma: export
-#include "config/config.h"                  // IWYU pragma: export
-#include "engine/checkpoint_manager.h"      // IWYU pragma: export
-#include "engine/construct_sharded.h"       // IWYU pragma: export
-#include "engine/engine.h"                  // IWYU pragma: export
-#include "engine/observe/monitor.h"          // IWYU pragma: export
-#include "engine/parts/version.h"           // IWYU pragma: export
-#include "engine/plan/plan.h"               // IWYU pragma: export
-#include "engine/world_options.h"           // IWYU pragma: export
-#include "monitor/progress_bar.h"           // IWYU pragma: export
-#include "optim/custom/custom_optimizer.h"  // IWYU pragma: export
-#include "sharding/flat/use.h"              // IWYU pragma: export
-#include "sharding/recompute/checkpointed/checkpointed.h"  // IWYU pragma: export
+#include "base/status.h"                // IWYU pragma: export
+#include "checkpoint/safetensors.h"     // IWYU pragma: export
+#include "config/config.h"              // IWYU pragma: export
+#include "engine/checkpoint_manager.h"  // IWYU pragma: export
+#include "engine/construct_sharded.h"   // IWYU pragma: export
+#include "engine/engine.h"              // IWYU pragma: export
+#include "engine/observe/monitor.h"     // IWYU pragma: export
+#include "engine/plan/plan.h"           // IWYU pragma: export
+#include "engine/world_options.h"       // IWYU pragma: export
+#include "monitor/progress_bar.h"       // IWYU pragma: export
+#include "sharding/flat/use.h"          // IWYU pragma: export
 #include "sharding/recompute/checkpointed/checkpointed_sequential.h"  // IWYU pragma: export
 
 #endif  // ENGINE_TESSERA_H_

@@ -17,10 +17,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "comm/world/world.h"
-#include "config/config.pb.h"
+#include "comm/world/world.h"  // IWYU pragma: export
 
 namespace tessera {
+
+namespace proto {
+class Communication;
+}
 
 // `options`, with what the communication section of the file says in their
 // place. Looks at no other section; ignore_unknown as in LoadConfig. LOCAL.

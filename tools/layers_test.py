@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""Does every #include obey tools/layers.txt, and does every room stay a room?
+"""Does every #include obey tools/layers.txt, does every room stay a room, and what
+programs include small?
 
 A folder that the file lists may include its own headers, those of its folders
 that are not listed themselves, and those of the folders that its line names.
@@ -19,6 +20,10 @@ INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^">]+)[">]')
 OTHER = ("third_party", "docs", "shared")
 # Of code in one folder, tests aside.
 MAX_FILES = 25
+# What a program includes; how many of our headers that may name, and reach.
+PUBLIC = "engine/tessera.h"
+MAX_NAMED = 12
+MAX_REACHED = 45
 
 
 def read_layers(path):
@@ -151,6 +156,33 @@ def check_sizes(root, layers):
                 folder, len(paths), MAX_FILES)
 
 
+def headers_named(root, path, tops):
+    """Returns our headers that a file includes itself, those made by Bazel too."""
+    full = os.path.join(root, path)
+    if not os.path.exists(full):
+        return []
+    with open(full, encoding="utf-8") as file:
+        found = filter(None, map(INCLUDE.match, file))
+        return [m.group(2) for m in found if m.group(2).split("/")[0] in tops]
+
+
+def check_reach(root, layers, path, named, reached):
+    """Yields a line if a header includes more of ours than it may."""
+    tops = {name.split("/")[0] for name in layers}
+    own = headers_named(root, path, tops)
+    if len(own) > named:
+        yield "%s names %d headers of ours (%d)" % (path, len(own), named)
+    seen, left = set(), own
+    while left:
+        header = left.pop()
+        if header not in seen:
+            seen.add(header)
+            left.extend(headers_named(root, header, tops))
+    if len(seen) > reached:
+        yield "%s reaches %d headers of ours (%d): %s" % (
+            path, len(seen), reached, " ".join(sorted(seen)))
+
+
 def check_tree(root, layers):
     faults = list(check_order(layers)) + list(check_folders(layers))
     faults += check_sizes(root, layers)
@@ -231,6 +263,22 @@ class OnMadeUpTree(unittest.TestCase):
         self.assertEqual(["low: 26 files are more than one room (25)"],
                          self.faults(files))
 
+    def test_headers_for_programs(self):
+        files = {"high/api.h": '#include "low/a.h"\n#include <vector>\n',
+                 "low/a.h": '#include "low/b.h"\n#include "absl/a.h"\n',
+                 "low/b.h": '#include "low/a.h"\n#include "low/made.pb.h"\n'}
+        with tempfile.TemporaryDirectory() as root:
+            for path, text in files.items():
+                os.makedirs(os.path.join(root, os.path.dirname(path)), exist_ok=True)
+                with open(os.path.join(root, path), "w", encoding="utf-8") as file:
+                    file.write(text)
+            check = lambda *most: list(check_reach(
+                root, {"low": [], "high": []}, "high/api.h", *most))
+            self.assertEqual([], check(1, 3))
+            self.assertEqual(["high/api.h names 1 headers of ours (0)",
+                              "high/api.h reaches 3 headers of ours (2): "
+                              "low/a.h low/b.h low/made.pb.h"], check(0, 2))
+
 
 class OnThisTree(unittest.TestCase):
     def setUp(self):
@@ -245,6 +293,10 @@ class OnThisTree(unittest.TestCase):
     def test_includes(self):
         faults = check_tree(self.root, self.layers)
         self.assertEqual(0, len(faults), "\n" + "\n".join(faults))
+
+    def test_headers_for_programs(self):
+        faults = list(check_reach(self.root, self.layers, PUBLIC, MAX_NAMED, MAX_REACHED))
+        self.assertEqual([], faults)
 
     def test_bazel_has_the_same_layers(self):
         self.assertEqual(self.layers, read_bazel_layers(

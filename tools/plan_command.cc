@@ -16,7 +16,7 @@
 #include "base/status.h"
 #include "comm/group/self_communicator.h"
 #include "config/config.h"
-#include "engine/parts/settings.h"
+#include "engine/build/settings.h"
 #include "engine/plan/auto_choice.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/rates.h"

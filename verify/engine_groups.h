@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/parts/engine_types.h"
+#include "engine/api/engine_types.h"
 #include "verify/oracle.h"
 
 namespace tessera {

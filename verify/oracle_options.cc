@@ -12,6 +12,7 @@
 #include "google/protobuf/message.h"
 #include "verify/oracle_groups.h"
 #include "verify/oracle_step.h"
+#include "config/config.pb.h"
 
 namespace tessera {
 namespace {

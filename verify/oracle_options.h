@@ -3,10 +3,13 @@
 #define VERIFY_ORACLE_OPTIONS_H_
 
 #include "absl/status/statusor.h"
-#include "config/config.pb.h"
 #include "verify/oracle.h"
 
 namespace tessera {
+
+namespace proto {
+class Config;
+}
 
 // Of a resolved configuration (config/config.h). Seeds and weights are the
 // caller's, and a program's groups (verify/engine_groups.h). Unimplemented

@@ -29,11 +29,14 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "config/config.pb.h"
 #include "engine/engine.h"
 #include "verify/oracle.h"
 
 namespace tessera {
+
+namespace proto {
+class Config;
+}
 
 struct VerifyOptions {
   int steps = 3;  // of the optimizer

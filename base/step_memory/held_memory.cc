@@ -5,8 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/memory/ledger.h"
 
 namespace tessera {
+
+static_assert(kNumHeldKinds == kNumMemoryKinds + 3);
 
 absl::string_view HeldKindName(HeldKind kind) {
   switch (kind) {

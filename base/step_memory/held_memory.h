@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "base/memory/memory.h"
 
 namespace tessera {
 
@@ -32,7 +31,7 @@ enum class HeldKind {
   kTemporary,
   kTensors,
 };
-inline constexpr int kNumHeldKinds = kNumMemoryKinds + 3;
+inline constexpr int kNumHeldKinds = static_cast<int>(HeldKind::kTensors) + 1;
 // "parameters", ..., "activations", "temporary", "tensors".
 absl::string_view HeldKindName(HeldKind kind);
 

@@ -20,8 +20,6 @@
 // device may still write.
 #include "comm/device/device_transport.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <utility>
@@ -34,6 +32,7 @@
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/system/process_end.h"
 #include "base/thread/deadline.h"
 #include "base/torch/divide.h"
 #include "base/torch/tensor_over.h"
@@ -288,7 +287,7 @@ void DeviceTransport::AbandonDevice(const absl::Status& why) {
                                             " have passed")
                              : std::string(ended.message()))
                      << "), so this process ends";
-  _exit(1);
+  EndProcess(ProcessEnd::kStuck, 1);
 }
 
 }  // namespace

@@ -9,8 +9,6 @@
 // knows which bytes arrived where. Whoever went on would compute with halves.
 #include "comm/watch/wait_monitor.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -19,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/system/process_end.h"
 #include "comm/record/hang_dump.h"
 #include "comm/watch/watchdog.h"
 
@@ -197,7 +196,7 @@ void WaitMonitor::EndIfStuck(const Current& current) {
   TESSERA_LOG(ERROR) << verdict.message() << "; the wait cannot be ended ("
                      << absl::FormatDuration(options_.abort_grace)
                      << " have passed), so this process ends";
-  _exit(1);
+  EndProcess(ProcessEnd::kStuck, 1);
 }
 
 }  // namespace tessera

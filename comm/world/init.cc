@@ -1,7 +1,4 @@
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 #include <vector>
 
@@ -13,6 +10,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/system/process_defaults.h"
+#include "base/system/process_end.h"
 #include "base/thread/deadline.h"
 #include "base/torch/deterministic.h"
 #include "base/torch_guard.h"
@@ -74,8 +72,9 @@ absl::Status Launch(const std::vector<std::string>& argv,
   TESSERA_ASSIGN_OR_RETURN(const int code, LaunchAndWait(launch));
   // Not exit(): the store's threads are running, and what the program would do
   // at its end is the ranks' business.
-  fflush(nullptr);
-  _exit(code);
+  EndProcess(ProcessEnd::kLaunched, code);
+  return absl::CancelledError(
+      absl::StrCat("the ranks of --world have ended with code ", code));
 }
 
 absl::Status CheckOptions(const WorldOptions& options) {

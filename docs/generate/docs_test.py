@@ -164,7 +164,7 @@ class ManPage(unittest.TestCase):
         self.assertEqual(written - {"help"}, set(re.findall(r"--(\w+)", synopsis)))
 
     def test_is_of_this_version(self):
-        version = re.search(r'"(\d+\.\d+)\.\d+"', read("engine/parts/version.h"))[1]
+        version = re.search(r'"(\d+\.\d+)\.\d+"', read("engine/api/version.h"))[1]
         self.assertIn('"Tessera %s"' % version, self.page)
 
     @unittest.skipUnless(shutil.which("groff"), "groff is not installed")

@@ -13,9 +13,11 @@
 #include <optional>
 #include <string>
 
-#include "config/config.pb.h"
-
 namespace tessera {
+
+namespace proto {
+class FlopsProfiler;
+}
 
 struct FlopCounts {
   struct Sum {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "config/config.pb.h"
 #include "engine/observe/flops_profile.h"
 
 namespace tessera {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "config/config.pb.h"
 #include "monitor/append_file.h"
 #include "monitor/csv_writer.h"
 #include "monitor/event_writer.h"

@@ -8,11 +8,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "config/config.pb.h"
 #include "monitor/metrics_writer.h"
 #include "monitor/step_metrics.h"
 
 namespace tessera {
+
+namespace proto {
+class Config;
+}
 
 class MetricsOutputs {
  public:

@@ -7,7 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "base/json.h"
 #include "config/config_text.h"
-#include "engine/parts/version.h"
+#include "engine/api/version.h"
 #include "engine/plan/plan.h"
 
 namespace tessera {
@@ -23,11 +23,11 @@ std::string Strings(const std::vector<std::string>& list) {
       "]");
 }
 
-std::string Units(const EngineParts& parts) {
+std::string Units(const ShardedModel& model) {
   return absl::StrCat(
       "[",
       absl::StrJoin(
-          parts.flats, ", ",
+          model.flats(), ", ",
           [](std::string* out, const std::shared_ptr<FlatParameter>& flat) {
             int64_t numel = 0;
             for (const auto& p : flat->parameters()) numel += p.tensor.numel();
@@ -40,21 +40,21 @@ std::string Units(const EngineParts& parts) {
 
 }  // namespace
 
-std::string RunJson(const EngineParts& parts, const RunDescription& run) {
+std::string RunJson(const ShardedModel& model, const proto::Config& config,
+                    const PlanReport* plan, const RunDescription& run) {
   std::string text = absl::StrCat(
       "{\"version\": ", QuoteJson(kTesseraVersion),
-      ", \"world_size\": ", parts.comm->world_size(),
-      ", \"backend\": ", QuoteJson(parts.comm->backend()),
-      ", \"device\": ", QuoteJson(parts.device().str()),
-      ", \"stage\": ", parts.stage, ", \"parameters\": ", run.parameters,
-      ",\n \"hosts\": ", Strings(run.hosts), ",\n \"units\": ", Units(parts));
+      ", \"world_size\": ", model.comm()->world_size(),
+      ", \"backend\": ", QuoteJson(model.comm()->backend()),
+      ", \"device\": ", QuoteJson(model.device().str()),
+      ", \"stage\": ", model.stage(), ", \"parameters\": ", run.parameters,
+      ",\n \"hosts\": ", Strings(run.hosts), ",\n \"units\": ", Units(model));
   absl::StrAppendFormat(&text, ",\n \"start_time\": %.6f",
                         run.start_unix_seconds);
-  if (parts.plan != nullptr) {
-    absl::StrAppend(&text, ",\n \"plan\": ", QuoteJson(parts.plan->ToString()));
+  if (plan != nullptr) {
+    absl::StrAppend(&text, ",\n \"plan\": ", QuoteJson(plan->ToString()));
   }
-  return absl::StrCat(text, ",\n \"config\": ", ConfigToJson(parts.config),
-                      "}\n");
+  return absl::StrCat(text, ",\n \"config\": ", ConfigToJson(config), "}\n");
 }
 
 }  // namespace tessera

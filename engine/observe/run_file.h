@@ -6,9 +6,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/parts/engine_parts.h"
+#include "engine/model/sharded_model.h"
 
 namespace tessera {
+
+namespace proto {
+class Config;
+}
+struct PlanReport;  // engine/plan/plan.h
 
 struct RunDescription {
   std::vector<std::string> hosts;  // by rank
@@ -16,8 +21,9 @@ struct RunDescription {
   int64_t parameters = 0;  // elements
 };
 
-// A JSON object, with a newline behind it.
-std::string RunJson(const EngineParts& parts, const RunDescription& run);
+// A JSON object, with a newline behind it. `plan` null: there is none.
+std::string RunJson(const ShardedModel& model, const proto::Config& config,
+                    const PlanReport* plan, const RunDescription& run);
 
 }  // namespace tessera
 #endif  // ENGINE_OBSERVE_RUN_FILE_H_

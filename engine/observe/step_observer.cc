@@ -16,6 +16,7 @@
 #include "base/thread/wait_clock.h"
 #include "base/trace/exposed.h"
 #include "base/trace/trace_json.h"
+#include "config/config.pb.h"
 #include "engine/observe/device_peak.h"
 #include "engine/observe/run_file.h"
 #include "monitor/append_file.h"
@@ -42,9 +43,9 @@ absl::StatusOr<std::vector<std::string>> HostsOf(Communicator* comm) {
   return comm->AllGatherStrings(name, {"hosts of a run"});
 }
 
-int64_t ParametersOf(const EngineParts& parts) {
+int64_t ParametersOf(const ShardedModel& model) {
   int64_t numel = 0;
-  for (const auto& flat : parts.flats) {
+  for (const auto& flat : model.flats()) {
     for (const auto& p : flat->parameters()) numel += p.tensor.numel();
   }
   return numel;
@@ -56,10 +57,10 @@ bool ComputesIn16Bits(const proto::Config& config) {
          config.torch_autocast().enabled();
 }
 
-double PeakFlops(const EngineParts& parts) {
-  const double told = parts.config.flops_profiler().peak_tflops();
+double PeakFlops(const proto::Config& config, at::Device device) {
+  const double told = config.flops_profiler().peak_tflops();
   if (told > 0) return told * 1e12;
-  if (parts.device().is_cpu() || !ComputesIn16Bits(parts.config)) return 0;
+  if (device.is_cpu() || !ComputesIn16Bits(config)) return 0;
   return PeakFlopsOf(GpuModel());
 }
 
@@ -71,59 +72,61 @@ void LogLines(const std::string& text) {
 
 }  // namespace
 
-StepObserver::StepObserver(EngineParts* parts, Monitor* monitor)
-    : parts_(parts),
+StepObserver::StepObserver(const ShardedModel* model,
+                           const proto::Config* config, Monitor* monitor)
+    : model_(model),
+      config_(*config),
       monitor_(monitor),
-      rank_(parts->comm->rank()),
-      writes_(MetricsOutputs::Wanted(parts->config)),
-      print_each_(PrintEach(parts->config)),
-      breakdown_(parts->config.wall_clock_breakdown()),
-      parameters_(ParametersOf(*parts)),
+      rank_(model->comm()->rank()),
+      writes_(MetricsOutputs::Wanted(*config)),
+      print_each_(PrintEach(*config)),
+      breakdown_(config->wall_clock_breakdown()),
+      parameters_(ParametersOf(*model)),
       data_wait_before_(DataWaitNanos()),
       exposed_before_(ExposedCommNanos()) {}
 
 absl::StatusOr<std::unique_ptr<StepObserver>> StepObserver::Create(
-    EngineParts* parts, Monitor* monitor) {
-  const proto::Config& config = parts->config;
-  if (!MetricsOutputs::Wanted(config) && PrintEach(config) == 0 &&
-      !config.flops_profiler().enabled() && !config.comms_logger().enabled()) {
+    const ShardedModel* model, const proto::Config* config,
+    const PlanReport* plan, Monitor* monitor) {
+  if (!MetricsOutputs::Wanted(*config) && PrintEach(*config) == 0 &&
+      !config->flops_profiler().enabled() &&
+      !config->comms_logger().enabled()) {
     return nullptr;
   }
   auto observer =
-      std::unique_ptr<StepObserver>(new StepObserver(parts, monitor));
-  TESSERA_RETURN_IF_ERROR(observer->Open());
+      std::unique_ptr<StepObserver>(new StepObserver(model, config, monitor));
+  TESSERA_RETURN_IF_ERROR(observer->Open(plan));
   return observer;
 }
 
-absl::Status StepObserver::Open() {
-  const proto::Config& config = parts_->config;
-  if (config.comms_logger().verbose() && config.comms_logger().enabled()) {
+absl::Status StepObserver::Open(const PlanReport* plan) {
+  if (config_.comms_logger().verbose() && config_.comms_logger().enabled()) {
     TESSERA_RETURN_IF_ERROR(SetVerbosity("comm=2"));
   }
   RunDescription run;
-  if (config.jsonl_monitor().enabled()) {
-    TESSERA_ASSIGN_OR_RETURN(run.hosts, HostsOf(parts_->comm.get()));
+  if (config_.jsonl_monitor().enabled()) {
+    TESSERA_ASSIGN_OR_RETURN(run.hosts, HostsOf(model_->comm()));
   }
   absl::Status opened;
   if (rank_ == 0 && writes_) {
-    absl::StatusOr<MetricsOutputs> outputs = MetricsOutputs::Open(config);
+    absl::StatusOr<MetricsOutputs> outputs = MetricsOutputs::Open(config_);
     opened = outputs.status();
-    if (opened.ok() && config.jsonl_monitor().enabled()) {
+    if (opened.ok() && config_.jsonl_monitor().enabled()) {
       run.start_unix_seconds = UnixSeconds();
       run.parameters = parameters_;
       opened =
-          Annotate(WriteFileAtomically(JoinPath(RunFolder(config), "run.json"),
-                                       RunJson(*parts_, run)),
+          Annotate(WriteFileAtomically(JoinPath(RunFolder(config_), "run.json"),
+                                       RunJson(*model_, config_, plan, run)),
                    "jsonl_monitor.output_path");
     }
     if (opened.ok()) outputs_.emplace(*std::move(outputs));
   }
   if (writes_) {
     TESSERA_RETURN_IF_ERROR(
-        parts_->comm->AgreeOk(opened, "Engine::Create: monitors"));
+        model_->comm()->AgreeOk(opened, "Engine::Create: monitors"));
   }
   monitor_->writes_ = outputs_.has_value();
-  peak_flops_ = PeakFlops(*parts_);
+  peak_flops_ = PeakFlops(config_, model_->device());
   BeginProfile(0);
   return absl::OkStatus();
 }
@@ -133,7 +136,7 @@ bool StepObserver::Prints(int64_t step) const {
 }
 
 void StepObserver::BeginProfile(int64_t updates) {
-  const proto::FlopsProfiler& config = parts_->config.flops_profiler();
+  const proto::FlopsProfiler& config = config_.flops_profiler();
   if (!config.enabled() || rank_ != 0 || profile_.has_value() ||
       updates < config.profile_step()) {
     return;
@@ -148,11 +151,11 @@ void StepObserver::EndForward() {
   profile_->Stop(forward);
   FlopsProfileContext context;
   context.step = updates_ + 1;
-  context.world_size = parts_->comm->world_size();
+  context.world_size = model_->comm()->world_size();
   context.parameters = parameters_;
-  context.micro_batches = parts_->config.gradient_accumulation_steps();
-  context.micro_batch_samples = parts_->config.train_micro_batch_size_per_gpu();
-  const proto::FlopsProfiler& config = parts_->config.flops_profiler();
+  context.micro_batches = config_.gradient_accumulation_steps();
+  context.micro_batch_samples = config_.train_micro_batch_size_per_gpu();
+  const proto::FlopsProfiler& config = config_.flops_profiler();
   const std::string table =
       FlopsTable(profile_->counts(), profile_->seconds(), context, config);
   if (config.output_file().empty()) return LogLines(table);
@@ -174,7 +177,7 @@ RankMetrics StepObserver::RankMetricsOf(const StepTimes& times,
   RankMetrics mine;
   const bool weighted = loss_weight_ > 0;
   const auto micro_batches =
-      static_cast<double>(parts_->config.gradient_accumulation_steps());
+      static_cast<double>(config_.gradient_accumulation_steps());
   mine.loss_weight = weighted        ? loss_weight_
                      : losses_.any() ? micro_batches
                                      : 0;
@@ -196,8 +199,8 @@ double StepObserver::TakeTokens() {
   const int64_t counted = std::exchange(monitor_->tokens_, 0);
   if (counted > 0) return static_cast<double>(counted);
   return static_cast<double>(monitor_->tokens_per_sample_ *
-                             parts_->config.train_batch_size()) /
-         parts_->comm->world_size();
+                             config_.train_batch_size()) /
+         model_->comm()->world_size();
 }
 
 void StepObserver::EndStep(int64_t updates, int64_t step_at_most,
@@ -207,12 +210,12 @@ void StepObserver::EndStep(int64_t updates, int64_t step_at_most,
   const bool prints = Prints(step_at_most);
   const StepTimes times = clock_.EndStep();
   for (PrintInterval* interval : {&since_, &interval_}) {
-    interval->Add(times, parts_->config.train_batch_size());
+    interval->Add(times, config_.train_batch_size());
   }
   since_.tokens += TakeTokens();
   // All ranks have come to the end of this step, so each may queue the same.
   for (Pending& pending : pending_) {
-    if (!pending.exchange.started()) pending.exchange.Start(parts_->comm.get());
+    if (!pending.exchange.started()) pending.exchange.Start(model_->comm());
   }
   if (writes_ || prints) {
     const RankMetrics mine = RankMetricsOf(times, memory);
@@ -224,7 +227,7 @@ void StepObserver::EndStep(int64_t updates, int64_t step_at_most,
     if (prints) pending.print = std::exchange(interval_, {});
     // Not by whether this rank has its loss: one that had no data in this step
     // has none to wait for, and all are to queue the same.
-    if (parts_->device().is_cpu()) pending.exchange.Start(parts_->comm.get());
+    if (model_->device().is_cpu()) pending.exchange.Start(model_->comm());
     pending_.push_back(std::move(pending));
     since_ = {};
     data_wait_before_ = DataWaitNanos();
@@ -252,7 +255,7 @@ void StepObserver::Complete(const StepReport& report, const RunPlace& place) {
     }
     record.grad_norm = report.grad_norm;
     record.loss_scale = report.loss_scale;
-    record.has_loss_scale = parts_->config.fp16().enabled();
+    record.has_loss_scale = config_.fp16().enabled();
     record.skipped = report.skipped;
     record.skipped_steps = report.skipped_steps;
     last.added = std::exchange(monitor_->added_, {});
@@ -274,12 +277,12 @@ void StepObserver::AddSpeed(const PrintInterval& since,
   if (profile_.has_value() && profile_->done()) {
     const double step =
         static_cast<double>(profile_->counts().total()) *
-        static_cast<double>(parts_->config.gradient_accumulation_steps()) *
-        (3 + parts_->config.flops_profiler().recompute_fwd_factor());
+        static_cast<double>(config_.gradient_accumulation_steps()) *
+        (3 + config_.flops_profiler().recompute_fwd_factor());
     record->tflops = step * static_cast<double>(since.steps) / seconds / 1e12;
   } else if (record->tokens > 0) {
     record->tflops = 6 * static_cast<double>(parameters_) *
-                     record->tokens_per_second / parts_->comm->world_size() /
+                     record->tokens_per_second / model_->comm()->world_size() /
                      1e12;
   }
   if (peak_flops_ > 0) record->mfu = record->tflops * 1e12 / peak_flops_;
@@ -287,7 +290,7 @@ void StepObserver::AddSpeed(const PrintInterval& since,
 
 void StepObserver::Finish(Pending* pending) {
   StepRecord& record = pending->record;
-  AddRanks(pending->exchange.Finish(parts_->comm->world_size()), &record);
+  AddRanks(pending->exchange.Finish(model_->comm()->world_size()), &record);
   AddSpeed(pending->since, &record);
   monitor_->last_ = std::make_shared<const StepRecord>(record);
   print_tokens_ += record.tokens;
@@ -306,14 +309,14 @@ void StepObserver::Finish(Pending* pending) {
 
 void StepObserver::Print(const StepRecord& record,
                          const PrintInterval& interval) {
-  TESSERA_LOG(INFO) << ProgressLine(
-      record, interval, parts_->config.timers().throughput().enabled());
+  TESSERA_LOG(INFO) << ProgressLine(record, interval,
+                                    config_.timers().throughput().enabled());
   if (breakdown_) TESSERA_LOG(INFO) << BreakdownLine(interval);
 }
 
 void StepObserver::Close() {
   for (Pending& pending : pending_) {
-    if (!pending.exchange.started()) pending.exchange.Start(parts_->comm.get());
+    if (!pending.exchange.started()) pending.exchange.Start(model_->comm());
   }
   End();
 }
@@ -333,8 +336,8 @@ void StepObserver::End() {
     outputs_->Write(std::exchange(added, {}));
   }
   if (outputs_.has_value()) outputs_->Flush();
-  if (parts_->config.comms_logger().enabled() && rank_ == 0) {
-    LogLines(parts_->comm->Report());
+  if (config_.comms_logger().enabled() && rank_ == 0) {
+    LogLines(model_->comm()->Report());
   }
 }
 

@@ -20,24 +20,30 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
+#include "engine/api/engine_types.h"
+#include "engine/api/run_place.h"
+#include "engine/model/sharded_model.h"
 #include "engine/observe/flops_profile.h"
 #include "engine/observe/metrics_outputs.h"
 #include "engine/observe/monitor.h"
 #include "engine/observe/print_lines.h"
 #include "engine/observe/rank_exchange.h"
 #include "engine/observe/step_clock.h"
-#include "engine/parts/engine_parts.h"
-#include "engine/parts/engine_types.h"
 
 namespace tessera {
+
+namespace proto {
+class Config;
+}
 
 class StepObserver {
  public:
   // Null if the configuration asks for nothing. Opens the writers, on rank 0,
-  // and writes run.json. `parts` and `monitor` outlive it. COLLECTIVE. Errors
-  // of any are returned on all ranks.
+  // and writes run.json, with `plan` unless that is null. `model`, `config` and
+  // `monitor` outlive it. COLLECTIVE. Errors of any are returned on all ranks.
   static absl::StatusOr<std::unique_ptr<StepObserver>> Create(
-      EngineParts* parts, Monitor* monitor);
+      const ShardedModel* model, const proto::Config* config,
+      const PlanReport* plan, Monitor* monitor);
 
   // ---- Trainer's. LOCAL, except that EndStep queues an all-gather.
   void EndForward();
@@ -79,8 +85,9 @@ class StepObserver {
     bool completed = false;
   };
 
-  StepObserver(EngineParts* parts, Monitor* monitor);
-  absl::Status Open();
+  StepObserver(const ShardedModel* model, const proto::Config* config,
+               Monitor* monitor);
+  absl::Status Open(const PlanReport* plan);
   bool Prints(int64_t step) const;
   void BeginProfile(int64_t updates);
   RankMetrics RankMetricsOf(const StepTimes& times,
@@ -91,7 +98,8 @@ class StepObserver {
   void Print(const StepRecord& record, const PrintInterval& interval);
   void End();
 
-  EngineParts* const parts_;
+  const ShardedModel* const model_;
+  const proto::Config& config_;
   Monitor* const monitor_;
   const int rank_;
   const bool writes_;         // some writer is enabled

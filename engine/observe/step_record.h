@@ -45,13 +45,6 @@ struct RankMetrics {
   static RankMetrics FromValues(absl::Span<const double> values);
 };
 
-// Where a run is.
-struct RunPlace {
-  int64_t step = 0;           // optimizer steps done
-  int64_t skipped_steps = 0;  // and skipped
-  int64_t samples = 0;        // of all ranks, in both
-};
-
 struct StepRecord {
   static constexpr double kUnknown = RankMetrics::kUnknown;
 

@@ -7,9 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "engine/parts/group_choice.h"
+#include "config/config.pb.h"
+#include "engine/build/group_choice.h"
+#include "engine/build/recompute_choice.h"
 #include "engine/plan/replay/recomputation.h"
-#include "engine/setup/recompute_choice.h"
 #include "sharding/flat/registry.h"
 #include "torch/nn/module.h"
 

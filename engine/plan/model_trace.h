@@ -9,14 +9,17 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "config/config.pb.h"
-#include "engine/parts/settings.h"
+#include "engine/build/settings.h"
 #include "engine/plan/plan.h"
 #include "optim/states/parameter_groups.h"
 #include "sharding/partition/partition.h"
 #include "sharding/trace/trace.h"
 
 namespace tessera {
+
+namespace proto {
+class Optimizer;
+}
 
 struct ModelTrace {
   Partition partition;

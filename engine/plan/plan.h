@@ -36,14 +36,18 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
-#include "config/config.pb.h"
-#include "engine/parts/engine_types.h"
+#include "engine/api/engine_types.h"
 #include "engine/plan/rates.h"
 #include "engine/plan/replay/planned_memory.h"
 #include "engine/plan/step_time.h"
-#include "sharding/trace/trace.h"
+#include "sharding/trace/construct_fake.h"  // IWYU pragma: export
+#include "sharding/trace/tracer_options.h"
 
 namespace tessera {
+
+namespace proto {
+class Config;
+}
 
 struct PlanOptions {
   int world_size = 1;

@@ -16,7 +16,7 @@
 #include "base/torch/torch_scope.h"
 #include "comm/all_gather_values.h"
 #include "comm/shard_server.h"
-#include "engine/setup/tiers.h"
+#include "engine/build/tiers.h"
 
 namespace tessera {
 namespace {

@@ -7,10 +7,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "comm/communicator.h"
-#include "offload/disk/swap_file.h"
 
 namespace tessera {
+
+class Communicator;  // comm/communicator.h
+struct SwapOptions;  // offload/disk/swap_file.h
 
 // seconds + bytes * seconds_per_byte; of a collective the bytes of the whole
 // tensor.

@@ -4,10 +4,11 @@
 #include <utility>
 
 #include "base/status.h"
-#include "engine/parts/group_choice.h"
+#include "config/config.pb.h"
+#include "engine/build/group_choice.h"
+#include "engine/build/rank_memory.h"
 #include "engine/plan/replay/planned_flat.h"
 #include "engine/plan/replay/step_replay.h"
-#include "engine/setup/rank_memory.h"
 
 namespace tessera {
 namespace {

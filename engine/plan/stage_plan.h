@@ -3,12 +3,15 @@
 #define ENGINE_PLAN_STAGE_PLAN_H_
 
 #include "absl/status/statusor.h"
-#include "config/config.pb.h"
-#include "engine/parts/settings.h"
+#include "engine/build/settings.h"
 #include "engine/plan/model_trace.h"
 #include "engine/plan/plan.h"
 
 namespace tessera {
+
+namespace proto {
+class Config;
+}
 
 // Which modules are computed again.
 enum class Recomputed {

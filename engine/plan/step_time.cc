@@ -2,6 +2,10 @@
 
 #include <algorithm>
 
+#include "engine/plan/replay/recomputation.h"
+#include "sharding/trace/trace.h"
+#include "sharding/trace/trace_log.h"
+
 namespace tessera {
 namespace {
 

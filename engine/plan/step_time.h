@@ -8,10 +8,11 @@
 #include <cstdint>
 
 #include "engine/plan/rates.h"
-#include "engine/plan/replay/recomputation.h"
-#include "sharding/trace/trace.h"
 
 namespace tessera {
+
+struct Recomputation;  // engine/plan/replay/recomputation.h
+struct Trace;          // sharding/trace/trace.h
 
 // Of an optimizer step, all of its micro-batches together.
 struct StepSeconds {

@@ -2,6 +2,8 @@
 #include "engine/plan/step_time.h"
 
 #include "gtest/gtest.h"
+#include "sharding/trace/trace.h"
+#include "sharding/trace/trace_log.h"
 
 namespace tessera {
 namespace {

@@ -4,7 +4,6 @@
 #define OPTIM_GRADIENTS_NON_FINITE_H_
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,22 +11,11 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
+#include "optim/gradients/non_finite_gradient.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/gradients.h"
 
 namespace tessera {
-
-// Of one parameter whose gradient, the reduced one, is not finite.
-struct NonFiniteGradient {
-  std::string parameter, unit;
-  // Elements over all ranks, each counted once; a complex one as NaN if one of
-  // its parts is, else as infinite.
-  int64_t nan_numel = 0;
-  int64_t infinite_numel = 0;
-  // The ranks in whose shards they lie, as the unit is cut at stages 1 to 3,
-  // also where each rank has all of it; of replicas the first.
-  std::vector<int> ranks;
-};
 
 // Of the step's gradients so far, in the model's order. `comm`: all ranks,
 // those of the units' shard group and its replicas, in this order. The same on

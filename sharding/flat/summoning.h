@@ -1,4 +1,4 @@
-// Summoning: a flat parameter that Engine::Summon (engine/access/summoned.h)
+// Summoning: a flat parameter that Engine::Summon (engine/values/summoned.h)
 // holds whole, to be written to by any means, and what was written kept or
 // taken back. A view of the flat, without state of its own.
 //

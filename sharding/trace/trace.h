@@ -2,6 +2,7 @@
 // memory: which tensors are allocated and freed, when, and in whose behalf.
 //
 //   ConstructFake([] { return Gpt(options); })    parameters have sizes alone
+//                                                 (construct_fake.h)
 //   TakeTrace(*model, [&] { return model->loss(tokens, targets); })
 //     --> Trace: allocations, frees, operators, uses of parameters, gradients
 //
@@ -13,17 +14,14 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "base/torch_guard.h"
 #include "sharding/trace/trace_log.h"
-#include "sharding/trace/tracer.h"
+#include "sharding/trace/tracer_options.h"
 
 namespace torch::nn {
 class Module;
@@ -75,23 +73,6 @@ struct Trace {
 absl::StatusOr<Trace> TakeTrace(const torch::nn::Module& module,
                                 const std::function<at::Tensor()>& loss,
                                 const TraceOptions& options = {});
-
-namespace trace_internal {
-// Runs `construct` under a tracer.
-void RunFake(const std::function<void()>& construct);
-}  // namespace trace_internal
-
-// What `make` returns, a module, with parameters of any size that take no
-// memory: initialisers leave them alone, and small tensors are as they would
-// be. Such a module can be traced, and nothing else. LOCAL.
-template <typename F>
-absl::StatusOr<std::invoke_result_t<F>> ConstructFake(F&& make) {
-  return CatchTorch("ConstructFake", [&] {
-    std::optional<std::invoke_result_t<F>> made;
-    trace_internal::RunFake([&] { made.emplace(make()); });
-    return std::move(*made);
-  });
-}
 
 }  // namespace tessera
 #endif  // SHARDING_TRACE_TRACE_H_

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
+#include "sharding/trace/construct_fake.h"
 #include "sharding/trace/counted_tensors.h"
 #include "sharding/trace/trace.h"
 #include "sharding/trace/traced_models.h"

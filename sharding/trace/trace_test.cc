@@ -8,6 +8,7 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "sharding/trace/construct_fake.h"
 
 namespace tessera {
 namespace {

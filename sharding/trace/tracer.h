@@ -38,20 +38,9 @@
 #include "sharding/trace/meta_call.h"
 #include "sharding/trace/trace_log.h"
 #include "sharding/trace/traced_operator.h"
+#include "sharding/trace/tracer_options.h"
 
 namespace tessera {
-
-struct TracerOptions {
-  // Results of at most so many bytes are computed, if what they are made of is
-  // known.
-  int64_t known_bytes = 64 << 10;
-  // Arguments of at most so many bytes may be made, of zeros, to find out the
-  // sizes of an operator's results.
-  int64_t compute_bytes = 16 << 20;
-  // Other floating arguments of operators follow the parameters' dtype, as by
-  // an engine (sharding/dispatch/cast_inputs.h).
-  bool cast_inputs = false;
-};
 
 // Above autograd, and above what operators are made of (given_parameters.cc);
 // nobody else uses it.

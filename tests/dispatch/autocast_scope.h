@@ -1,4 +1,4 @@
-// AutocastScope: what Python's torch.autocast is, for tests in C++.
+// LocalAutocast: what Python's torch.autocast is, for tests in C++.
 #ifndef TESTS_DISPATCH_AUTOCAST_SCOPE_H_
 #define TESTS_DISPATCH_AUTOCAST_SCOPE_H_
 
@@ -7,9 +7,9 @@
 namespace tessera {
 
 // Autocast on or off for its life on the CPU; may be nested.
-class AutocastScope {
+class LocalAutocast {
  public:
-  explicit AutocastScope(bool cache, bool on = true,
+  explicit LocalAutocast(bool cache, bool on = true,
                          at::ScalarType dtype = at::kBFloat16)
       : was_on_(at::autocast::is_autocast_enabled(at::kCPU)),
         was_dtype_(at::autocast::get_autocast_dtype(at::kCPU)),
@@ -19,14 +19,14 @@ class AutocastScope {
     at::autocast::set_autocast_dtype(at::kCPU, dtype);
     at::autocast::set_autocast_cache_enabled(cache);
   }
-  ~AutocastScope() {
+  ~LocalAutocast() {
     at::autocast::set_autocast_enabled(at::kCPU, was_on_);
     at::autocast::set_autocast_dtype(at::kCPU, was_dtype_);
     at::autocast::set_autocast_cache_enabled(was_cache_);
     if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   }
-  AutocastScope(const AutocastScope&) = delete;
-  AutocastScope& operator=(const AutocastScope&) = delete;
+  LocalAutocast(const LocalAutocast&) = delete;
+  LocalAutocast& operator=(const LocalAutocast&) = delete;
 
  private:
   const bool was_on_;

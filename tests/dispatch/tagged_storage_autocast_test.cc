@@ -54,7 +54,7 @@ TEST_P(AutocastCache, CastsAreNotHeldFromForwardToBackward) {
     at::Tensor loss;
     int64_t inside;
     {
-      AutocastScope autocast(GetParam());
+      LocalAutocast autocast(GetParam());
       loss = MeanSquare(m(x));
       inside = bytes.get();
     }
@@ -74,7 +74,7 @@ TEST_P(AutocastCache, CastsAreNotHeldFromForwardToBackward) {
             kWeights + (GetParam() ? kBiases - 2 : 0));
   for (int i = 0; i < 2; ++i) {
     t.Train([&](auto& m) {
-      AutocastScope autocast(GetParam());
+      LocalAutocast autocast(GetParam());
       return MeanSquare(m(x));
     });
   }
@@ -89,7 +89,7 @@ TEST_P(AutocastCache, CastsInsideOfOperatorsAreNotHeld) {
     HeldBytes bytes;
     at::Tensor y;
     {
-      AutocastScope autocast(GetParam());
+      LocalAutocast autocast(GetParam());
       y = std::get<0>(m(x));
     }
     return bytes.get();
@@ -108,7 +108,7 @@ TEST_P(AutocastCache, CastsInsideOfOperatorsAreNotHeld) {
 bool HasBFloat16Lstm() {
   static const bool has = [] {
     try {
-      AutocastScope autocast(/*cache=*/true);
+      LocalAutocast autocast(/*cache=*/true);
       torch::nn::LSTM(8, 8)->forward(torch::randn({1, 4, 8}));
       return true;
     } catch (const std::exception&) {
@@ -148,7 +148,7 @@ struct ManyImpl : torch::nn::Module {
     at::Tensor h = conv(x.unsqueeze(1)).mean(1);
     h = prelu(norm(up(h).to(at::kFloat)));
     {
-      std::optional<AutocastScope> off;
+      std::optional<LocalAutocast> off;
       if (!HasBFloat16Lstm()) off.emplace(/*cache=*/true, /*on=*/false);
       h = std::get<0>(lstm(h.to(at::kFloat)));
     }
@@ -178,7 +178,7 @@ TEST_P(AutocastCache, ManyModules) {
   const at::Tensor x = torch::randn({3, 4, 8});
   for (int i = 0; i < 3; ++i) {
     t.Train([&](auto& m) {
-      AutocastScope autocast(GetParam());
+      LocalAutocast autocast(GetParam());
       return MeanSquare(m(x));
     });
   }
@@ -194,12 +194,12 @@ TEST_P(AutocastCache, ParameterUsedSeveralTimes) {
   for (bool in_one_scope : {true, false, true}) {
     t.Train([&](auto& m) {
       at::Tensor h = x;
-      auto outer = std::make_unique<AutocastScope>(GetParam());
+      auto outer = std::make_unique<LocalAutocast>(GetParam());
       for (int i = 0; i < 3; ++i) {
         h = h + m(h);
         if (in_one_scope) continue;
         outer.reset();
-        outer = std::make_unique<AutocastScope>(GetParam());
+        outer = std::make_unique<LocalAutocast>(GetParam());
       }
       return MeanSquare(h);
     });
@@ -212,11 +212,11 @@ TEST_P(AutocastCache, OtherDtypesAndScopesWithout) {
   const at::Tensor x = torch::randn({4, 8}).requires_grad_();
   for (at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     t.Train([&](auto& m) {
-      AutocastScope autocast(GetParam(), /*on=*/true, dtype);
+      LocalAutocast autocast(GetParam(), /*on=*/true, dtype);
       at::Tensor h = m(x);
       EXPECT_EQ(h.scalar_type(), dtype);
       {
-        AutocastScope off(GetParam(), /*on=*/false);
+        LocalAutocast off(GetParam(), /*on=*/false);
         h = m(h.to(at::kFloat));
         EXPECT_EQ(h.scalar_type(), at::kFloat);
       }
@@ -230,7 +230,7 @@ TEST_P(AutocastCache, RetainedGraphAndDoubleBackward) {
   t.Create();
   const at::Tensor x = torch::randn({4, 8}).requires_grad_();
   t.Train([&](auto& m) {
-    AutocastScope autocast(GetParam());
+    LocalAutocast autocast(GetParam());
     const at::Tensor y = m(x);
     const at::Tensor first =
         torch::autograd::grad({y.sum()}, {x}, {}, /*retain_graph=*/true)[0];
@@ -247,7 +247,7 @@ TEST_F(TaggedStorageTest, GraphOfABackwardHoldsNoCasts) {
   const at::Tensor x = torch::randn({1, 8}).requires_grad_();
   auto held = [&](Pair& m) {
     HeldBytes bytes;
-    AutocastScope autocast(/*cache=*/false);
+    LocalAutocast autocast(/*cache=*/false);
     const at::Tensor y = m(x);
     const at::Tensor gradient = torch::autograd::grad(
         {y.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
@@ -267,9 +267,9 @@ TEST_F(TaggedStorageTest, RecomputedSegmentUnderAutocast) {
   const at::Tensor x = torch::randn({4, 8}).requires_grad_();
   for (int i = 0; i < 2; ++i) {
     t.Train([&](auto& m) {
-      AutocastScope autocast(/*cache=*/true);
+      LocalAutocast autocast(/*cache=*/true);
       return MeanSquare(Recomputed::apply(x, [&m](const at::Tensor& in) {
-        AutocastScope inner(/*cache=*/true);
+        LocalAutocast inner(/*cache=*/true);
         return m(in);
       }));
     });
@@ -281,11 +281,11 @@ TEST_P(AutocastCache, CastsFollowAStep) {
   Twins<Wide> t([] { return Wide(); });
   t.Create();
   const at::Tensor x = torch::randn({4, WideImpl::kDim});
-  AutocastScope scope(GetParam());
+  LocalAutocast scope(GetParam());
   for (int i = 0; i < 3; ++i) {
     t.Train([&](Wide& m) {
       const bool is_plain = m.get() == t.plain.get();
-      AutocastScope autocast(GetParam() && !is_plain);
+      LocalAutocast autocast(GetParam() && !is_plain);
       return MeanSquare(m(x));
     });
   }
@@ -299,7 +299,7 @@ TEST_F(TaggedStorageTest, AutocastCacheServesTensorsThatNoUnitOwns) {
   auto cast = [&] {
     return at::autocast::cached_cast(at::kBFloat16, mine, at::kCPU);
   };
-  AutocastScope autocast(/*cache=*/true);
+  LocalAutocast autocast(/*cache=*/true);
   const at::Tensor first = cast();
   t.tagged(x.mm(mine));
   EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
@@ -314,7 +314,7 @@ TEST_F(TaggedStorageTest, GraphWithCastsOutlivesTheEngine) {
   t.Create();
   const at::Tensor x = torch::randn({4, 8});
   auto loss = [&](auto& m) {
-    AutocastScope autocast(/*cache=*/true);
+    LocalAutocast autocast(/*cache=*/true);
     return MeanSquare(m(m(x)));
   };
   const at::Tensor expected = t.ForwardPlain(loss), got = loss(t.tagged);

@@ -121,7 +121,7 @@ TEST_F(TaggedStorageTest, StepBetweenForwardAndBackwardNamesTheCast) {
   const at::Tensor x = torch::randn({4, 8}).requires_grad_();
   const std::vector<std::function<at::Tensor(Pair&)>> losses = {
       [&](auto& m) {
-        AutocastScope autocast(/*cache=*/false);
+        LocalAutocast autocast(/*cache=*/false);
         return MeanSquare(m->a(x));
       },
       [&](auto& m) { return MeanSquare(x * m->a->weight.to(at::kDouble)[0]); },

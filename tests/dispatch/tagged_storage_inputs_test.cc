@@ -285,11 +285,11 @@ TEST_F(TaggedStorageTest, InputsOfParametersOfTwoDtypesAreLeftAlone) {
 TEST_F(TaggedStorageTest, InputCastsUnderAutocast) {
   for (at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     auto f = [&](const Tensors& w, const at::Tensor& a, const at::Tensor& b) {
-      AutocastScope autocast(/*cache=*/true, /*on=*/true, dtype);
+      LocalAutocast autocast(/*cache=*/true, /*on=*/true, dtype);
       return torch::bilinear(torch::linear(a, w[0], w[1]), b, w[2], w[3]);
     };
     auto by_hand = [&](const Tensors& w, const Tensors& x) {
-      AutocastScope autocast(/*cache=*/true, /*on=*/true, dtype);
+      LocalAutocast autocast(/*cache=*/true, /*on=*/true, dtype);
       const at::Tensor h = torch::linear(x[0], w[0], w[1]);
       return torch::bilinear(h.to(at::kBFloat16), x[1].to(at::kBFloat16), w[2],
                              w[3]);

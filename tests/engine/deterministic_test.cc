@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "comm/world/world.h"
+#include "config/config.pb.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -21,7 +22,6 @@
 
 namespace tessera {
 namespace {
-
 
 using testdevice::TestDevice;
 

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/thread/deadline.h"
 #include "base/torch_guard.h"

@@ -19,6 +19,7 @@
 #include "base/bits.h"
 #include "base/status.h"
 #include "comm/world/world.h"
+#include "config/config.pb.h"
 #include "data/distributed_order.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"

@@ -21,6 +21,7 @@
 #include "base/status_matchers.h"
 #include "c10/core/CachingDeviceAllocator.h"
 #include "comm/world/world.h"
+#include "config/config.pb.h"
 #include "engine/engine.h"
 #include "gtest/gtest.h"
 #include "testing/device/test_device.h"

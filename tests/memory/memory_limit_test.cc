@@ -16,6 +16,7 @@
 #include "base/status_matchers.h"
 #include "base/torch/device_ledger.h"
 #include "comm/world/world.h"
+#include "config/config.pb.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -22,6 +22,7 @@
 #include "engine/engine.h"
 #include "engine/plan/plan.h"
 #include "gmock/gmock.h"
+#include "sharding/trace/trace.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/training.h"

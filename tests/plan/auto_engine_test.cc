@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
+#include "config/config.pb.h"
 #include "engine/engine.h"
 #include "engine/plan/plan.h"
 #include "examples/gpt/gpt.h"

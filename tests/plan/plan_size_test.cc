@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "base/memory/memory.h"
 #include "base/status_matchers.h"
+#include "config/config.pb.h"
 #include "engine/plan/plan.h"
 #include "examples/llama/llama.h"
 #include "gmock/gmock.h"

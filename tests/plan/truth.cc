@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "comm/communicator.h"
 #include "examples/gpt/gpt.h"
 #include "examples/llama/llama.h"
 #include "gtest/gtest.h"

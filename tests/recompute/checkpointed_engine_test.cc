@@ -118,7 +118,7 @@ TEST_P(CheckpointedEngineTest, UnderAutocast) {
   for (bool cache : {true, false}) {
     Train(AsRegion, [cache] {
       return std::static_pointer_cast<void>(
-          std::make_shared<AutocastScope>(cache));
+          std::make_shared<LocalAutocast>(cache));
     });
   }
 }

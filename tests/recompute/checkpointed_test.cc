@@ -84,7 +84,7 @@ TEST(CheckpointedTest, AutocastWithAndWithoutItsCache) {
   for (bool cache : {true, false}) {
     const auto scope = [cache] {
       return std::static_pointer_cast<void>(
-          std::make_shared<AutocastScope>(cache));
+          std::make_shared<LocalAutocast>(cache));
     };
     ExpectSame(Train(Plainly, at::kFloat, scope),
                Train(AsRegion, at::kFloat, scope));

@@ -17,6 +17,7 @@
 #include "base/status_matchers.h"
 #include "comm/fake_communicator.h"
 #include "comm/group/self_communicator.h"
+#include "config/config.pb.h"
 #include "engine/engine.h"
 #include "tests/dispatch/held_bytes.h"
 #include "torch/csrc/autograd/custom_function.h"

@@ -9,6 +9,7 @@
 #include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "config/config.pb.h"
 #include "engine/engine.h"
 #include "sharding/recompute/checkpointed/checkpointed.h"
 #include "tests/zoo/rig.h"

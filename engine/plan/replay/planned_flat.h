@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/parts/settings.h"
+#include "engine/build/settings.h"
 #include "engine/plan/replay/planned_memory.h"
 #include "sharding/partition/flat_plan.h"
 

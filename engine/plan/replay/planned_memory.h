@@ -29,6 +29,7 @@ absl::string_view PlanKindName(PlanKind kind);
 class PlannedBytes {
  public:
   int64_t operator[](PlanKind kind) const { return by_kind_[Index(kind)]; }
+  // More of a kind.
   void Add(PlanKind kind, int64_t bytes) {
     by_kind_[Index(kind)] += bytes;
     total_ += bytes;

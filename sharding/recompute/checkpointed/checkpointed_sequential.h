@@ -6,6 +6,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "sharding/recompute/checkpointed/checkpoint_options.h"
+#include "sharding/recompute/checkpointed/checkpointed.h"  // IWYU pragma: export
 #include "torch/nn/modules/container/any.h"
 #include "torch/nn/modules/container/sequential.h"
 

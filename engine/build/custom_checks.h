@@ -1,0 +1,23 @@
+// Whether a configuration and a program's own optimizer go together.
+#ifndef ENGINE_BUILD_CUSTOM_CHECKS_H_
+#define ENGINE_BUILD_CUSTOM_CHECKS_H_
+
+#include <optional>
+
+#include "absl/status/status.h"
+#include "optim/custom/custom_optimizer.h"
+
+namespace tessera {
+
+namespace proto {
+class Config;
+}
+
+// InvalidArgument of one without the other, as CheckCustomOptimizer, and of
+// options that it does not read; Unimplemented of a schedule that moves these.
+// REQUIRES: `config` is resolved. LOCAL.
+absl::Status CheckCustom(const proto::Config& config,
+                         const std::optional<CustomOptimizer>& optimizer);
+
+}  // namespace tessera
+#endif  // ENGINE_BUILD_CUSTOM_CHECKS_H_

@@ -1,0 +1,86 @@
+// What a configuration and EngineOptions mean for the layers below.
+#ifndef ENGINE_BUILD_SETTINGS_H_
+#define ENGINE_BUILD_SETTINGS_H_
+
+#include <optional>
+
+#include "ATen/core/Tensor.h"
+#include "base/torch/deterministic.h"
+#include "engine/api/engine_types.h"
+#include "engine/build/buffer_sync.h"
+#include "engine/build/recompute_choice.h"
+#include "engine/build/tiers.h"
+#include "optim/algorithms/optimizer_options.h"
+#include "optim/loss_scaler.h"
+#include "optim/sharded_step.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/flat/schedule.h"
+#include "sharding/gradient/gradients.h"
+#include "sharding/partition/flat_plan.h"
+#include "sharding/partition/partition.h"
+#include "sharding/recompute/recomputed_units.h"
+
+namespace tessera {
+
+namespace proto {
+class Config;
+class ZeroOptimization;
+}  // namespace proto
+
+struct Settings {
+  PartitionOptions partition;
+  FlatOptions flats;  // sharded_parameters as the stage says
+  ScheduleOptions schedule;
+  GradientOptions gradients;
+  ShardedStepOptions step;
+  std::optional<OptimizerOptions> optimizer;     // of the first group
+  std::optional<OptimizerOptions> muon;          // of matrices, with Muon
+  std::optional<LossScalerOptions> loss_scaler;  // with fp16
+  // Absent: parameters and buffers stay as they are.
+  std::optional<at::ScalarType> param_dtype;
+  std::optional<at::ScalarType> buffer_dtype;
+  // Masters of 16 bits of the parameters that compute with as many.
+  bool narrow_masters = false;
+  // Of sums over ranks, for parameters of float32 and less.
+  std::optional<at::ScalarType> reduce_dtype;
+  // Of steps' gradients, for the same.
+  std::optional<at::ScalarType> gradient_dtype;
+  // Of autocast scopes (Engine::Autocast).
+  std::optional<at::ScalarType> autocast_dtype;
+  OffloadOptions offload;      // at stage 3
+  RecomputeChoice recomputed;  // without units: nothing is
+  RecomputeOptions recompute;  // without a store
+  ActivationOffload activations;
+  bool cast_inputs = false;
+  bool accumulate_locally = false;
+  bool check_writes = false;
+  bool keep_freed_heap = true;
+  std::string shared_working_copy, served_gathers;  // auto, on, off
+  std::optional<Determinism> determinism;           // on devices; absent: off
+  std::optional<BufferSync::Values> buffer_sync;    // absent: local
+  int reshard_group_size = 0;  // 0: as schedule.reshard_after_forward says
+  int shard_group_size = 1;    // the world size where there are no replicas
+};
+
+// REQUIRES: `config` is resolved (config/config.h). LOCAL.
+// Without what SetOverlap sets.
+Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
+                    int world_size);
+
+// The disk that a resolved configuration offloads to, or may.
+std::optional<SwapOptions> DiskOf(const proto::Config& config);
+
+// What runs while the model computes; the stage may be known late.
+void SetOverlap(const proto::ZeroOptimization& zero, int stage,
+                Settings* settings);
+
+// What operators compute with, for a parameter of that dtype.
+at::ScalarType WorkingDtype(const Settings& settings,
+                            const NamedParameter& parameter);
+
+// For the unit of a flat, at a stage; without the reshard group.
+FlatParameterOptions FlatParameterOptionsOf(const Settings& settings,
+                                            const FlatPlan& flat, int stage);
+
+}  // namespace tessera
+#endif  // ENGINE_BUILD_SETTINGS_H_

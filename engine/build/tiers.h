@@ -1,0 +1,114 @@
+// Which units have their optimizer states, and their parameters, elsewhere than
+// in the memory of their device, and what updates them there.
+#ifndef ENGINE_BUILD_TIERS_H_
+#define ENGINE_BUILD_TIERS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "comm/communicator.h"
+#include "offload/activation_store.h"
+#include "offload/disk/swap_file.h"
+#include "offload/tiered_buffer.h"
+#include "offload/update_stream.h"
+#include "sharding/copy/flat_description.h"
+#include "sharding/partition/flat_plan.h"
+
+namespace tessera {
+
+// The host is for units on a device, and means nothing for others; a disk is
+// for stage 3.
+struct OffloadOptions {
+  Tier states = Tier::kMemory;  // of the optimizer, and masters
+  double ratio = 1;             // of all elements
+  // Shards of gradients, of units whose states are on a disk. To the host they
+  // go with the states.
+  bool gradients = false;
+  Tier parameters = Tier::kMemory;  // shards of working copies
+  // Elements of these on a rank that stay in memory and not on a disk.
+  int64_t max_in_memory = 0;
+  bool updates = true;  // there is an optimizer: what is on a disk streams
+  SwapOptions swap;     // owner is set here
+  UpdateStreamOptions stream;
+  double step_cores = 1;  // the part that step units of a device
+  // Units are stepped before Step where that may be foreseen, while so many
+  // bytes of their new values in memory wait for it.
+  bool early_step = false;
+  int64_t early_bytes = 0;
+  int optimizer_states = 2;  // of each element
+  // Of one state of a unit, on a rank, or of its parameters: less stays in
+  // memory, since a disk takes as long for it as for more.
+  int64_t min_state_bytes = 64 << 10;
+};
+
+// Where what recomputed modules leave for their backward is in between: on the
+// host for modules on a device, on a disk for those on the CPU.
+struct ActivationOffload {
+  Tier tier = Tier::kMemory;
+  SwapOptions swap;         // owner is set here
+  int64_t least_bytes = 1;  // less stays
+};
+
+// What lies elsewhere, of which `units` are some of all.
+struct Offloaded {
+  int units = 0;
+  int64_t numel = 0;  // of them, on a rank
+};
+struct TierChoice {
+  Offloaded states, parameters;
+  bool on_disk = false;        // some of it
+  int64_t total_numel = 0;     // of all units, on a rank
+  UpdateStreamOptions stream;  // what streams through what is on a disk
+  int64_t early_bytes = 0;     // of memory, that early steps take at most
+
+  bool any() const { return states.units + parameters.units > 0; }
+};
+
+// Sets FlatParameterOptions::{states, gradients, parameters} of units from the
+// model's end: of the states until they have `ratio` of its elements, of the
+// parameters until max_in_memory elements are left, which stay on the host; of
+// those that are sharded and large enough. `on_cpu`: where the units will be.
+// LOCAL, the same on all ranks.
+TierChoice ChooseTiers(const OffloadOptions& options,
+                       absl::Span<const FlatPlan> flats, int shard_group_size,
+                       bool on_cpu,
+                       std::vector<FlatParameterOptions>* flat_options);
+
+// The same, and makes FlatParameterOptions::stream of them, with this rank's
+// file where there is a disk. Null where nothing is chosen. What opening the
+// file returns, the same on all ranks. COLLECTIVE.
+absl::StatusOr<std::shared_ptr<UpdateStream>> PutInTiers(
+    const OffloadOptions& options, absl::Span<const FlatPlan> flats,
+    int shard_group_size, Communicator* comm,
+    std::vector<FlatParameterOptions>* flat_options);
+
+// A new file in swap.folder, which is made if it is not there. `key` is for
+// messages. LOCAL.
+absl::StatusOr<std::shared_ptr<SwapFile>> OpenSwapFile(SwapOptions swap,
+                                                       int rank,
+                                                       absl::string_view key);
+
+// Null where nothing is to go anywhere: the host is for modules on a device.
+// The module's `buffers` stay. Unimplemented: a disk for a device. LOCAL.
+absl::StatusOr<std::shared_ptr<ActivationStore>> MakeActivationStore(
+    const ActivationOffload& options, const std::vector<at::Tensor>& buffers,
+    at::Device device, int rank);
+
+// Says so, where no module is named whose activations are to go anywhere.
+// LOCAL.
+void NoteIfNoneMoves(const ActivationOffload& options);
+
+bool AnyParametersElsewhere(const std::vector<FlatParameterOptions>& options);
+// InvalidArgument: `key`, which is "on", cannot be had with these. The same on
+// all ranks.
+absl::Status WithParametersElsewhere(absl::string_view key);
+
+}  // namespace tessera
+#endif  // ENGINE_BUILD_TIERS_H_

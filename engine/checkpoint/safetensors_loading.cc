@@ -1,0 +1,309 @@
+#include "engine/checkpoint/safetensors_loading.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ATen/ops/empty.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "base/torch/device_ledger.h"
+#include "base/torch/torch_scope.h"
+#include "base/torch_guard.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/together.h"
+#include "engine/build/initial_sync.h"
+#include "engine/checkpoint/safetensors_plan.h"
+#include "engine/model/exclusive_scope.h"
+#include "torch/csrc/autograd/variable.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kWhere[] = "Engine::LoadSafetensors";
+constexpr int64_t kPieceNumel = 1 << 18;
+
+at::ScalarType AsComplexAs(const at::Tensor& like, at::ScalarType dtype) {
+  return like.is_complex() ? c10::toComplexType(dtype) : dtype;
+}
+
+// The same memory of a contiguous tensor on the host, [elements], real.
+at::Tensor ElementsOf(const at::Tensor& t) {
+  return TensorOver(static_cast<char*>(t.mutable_data_ptr()),
+                    {t.numel() * ElementsPerNumber(t.scalar_type())}, {1},
+                    ElementType(t.scalar_type()), at::kCPU);
+}
+
+// Whole, in the tensor's dtype and sizes, on the host.
+absl::StatusOr<at::Tensor> ReadWhole(const Safetensors& file,
+                                     const SafetensorsMatch& match) {
+  const at::ScalarType dtype = match.tensor.scalar_type();
+  const at::Tensor values =
+      at::empty(match.source->sizes, at::TensorOptions(dtype));
+  const at::Tensor elements = ElementsOf(values);
+  TESSERA_RETURN_IF_ERROR(
+      file.Read(*match.source, {0, elements.numel()}, elements));
+  return match.transposed ? values.t() : values;
+}
+
+// Rows [first, last) of the file into `rows`, which has them in another order
+// of its elements. `row`: elements of each.
+absl::Status ReadRows(const Safetensors& file, const SafetensorsTensor& source,
+                      Range which, int64_t row, const at::Tensor& rows) {
+  const int64_t at_once = std::max<int64_t>(1, kPieceNumel / row);
+  std::vector<int64_t> sizes = rows.sizes().vec();
+  for (int64_t r = which.begin; r < which.end; r += at_once) {
+    sizes[0] = std::min(at_once, which.end - r);
+    const at::Tensor piece = at::empty(sizes, rows.options().device(at::kCPU));
+    TESSERA_RETURN_IF_ERROR(
+        file.Read(source, {r * row, (r + sizes[0]) * row}, ElementsOf(piece)));
+    rows.narrow(0, r - which.begin, sizes[0]).copy_(piece);
+  }
+  return absl::OkStatus();
+}
+
+// What a parameter is in the file; null: not there.
+struct Source {
+  const SafetensorsTensor* tensor = nullptr;
+  bool transposed = false;
+};
+
+// The part of a parameter that this rank owns. Elements lie in `owned` as in
+// the parameter's memory, in the file in row-major order: where these differ,
+// all rows that the part touches are read, and all rows there are where rows do
+// not lie one behind the other in memory.
+absl::Status ReadSegment(const Safetensors& file, const Source& from,
+                         const FlatParameter& flat,
+                         const FlatParameter::Segment& segment,
+                         const at::Tensor& owned) {
+  const FlatParameter::Parameter& p =
+      flat.parameters()[static_cast<size_t>(segment.parameter)];
+  const SafetensorsTensor& source = *from.tensor;
+  const at::Tensor t = from.transposed ? p.tensor.t() : p.tensor;
+  const Range mine{segment.range.begin - p.range.begin,
+                   segment.range.end - p.range.begin};
+  const at::Tensor to = Slice(owned, {segment.range.begin - flat.owned().begin,
+                                      segment.range.end - flat.owned().begin});
+  if (t.is_contiguous()) return file.Read(source, mine, to);
+  const int64_t row = p.range.numel() / t.size(0);
+  Range rows{0, t.size(0)};
+  if (t.stride(0) * t.size(0) == t.numel()) {
+    rows = {mine.begin / row, (mine.end + row - 1) / row};
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      const FlatBuffer dense,
+      FlatBuffer::Allocate(rows.numel() * row, owned.scalar_type(),
+                           flat.device(), MemoryKind::kWorking));
+  std::vector<int64_t> sizes = t.sizes().vec();
+  sizes[0] = rows.numel();
+  TESSERA_RETURN_IF_ERROR(
+      ReadRows(file, source, rows, row,
+               TensorOver(dense.data(), sizes, t.strides(),
+                          AsComplexAs(t, owned.scalar_type()), flat.device())));
+  to.copy_(
+      dense.View({mine.begin - rows.begin * row, mine.end - rows.begin * row}));
+  return absl::OkStatus();
+}
+
+// By number of the parameter in the flat.
+using Sources = std::vector<Source>;
+
+// The program's thread and that which reads have streams of their own.
+void AwaitDevice(at::Device device) {
+  if (device.is_cpu()) return;
+  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+// What this rank's masters will be.
+absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
+                                     const Sources& sources,
+                                     FlatParameter* flat) {
+  TorchScope scope;
+  AwaitDevice(flat->device());
+  TESSERA_ASSIGN_OR_RETURN(const Raised value, flat->states().RaiseValue());
+  const at::Tensor masters = value.View();
+  TESSERA_ASSIGN_OR_RETURN(
+      FlatBuffer values,
+      FlatBuffer::Allocate(masters.numel(), masters.scalar_type(),
+                           flat->device(), MemoryKind::kWorking, Fill::kNone));
+  values.View().copy_(masters);
+  for (const FlatParameter::Segment& segment : flat->segments()) {
+    const Source& source = sources[static_cast<size_t>(segment.parameter)];
+    if (source.tensor == nullptr) continue;
+    TESSERA_RETURN_IF_ERROR(
+        ReadSegment(file, source, *flat, segment, values.View()));
+  }
+  TESSERA_RETURN_IF_ERROR(file.CheckUnchanged());
+  AwaitDevice(flat->device());
+  return values;
+}
+
+absl::Status SetMasters(FlatParameter* flat, const at::Tensor& values) {
+  TorchScope scope;
+  TESSERA_ASSIGN_OR_RETURN(Raised value, flat->states().RaiseValue());
+  value.View().copy_(values);
+  return value.Commit();
+}
+
+// What this rank needs to load: matched names, and whole values of what is not
+// sharded. Nothing of the module is changed.
+struct Loading {
+  std::unique_ptr<Safetensors> file;
+  std::string print;  // of the files, and of what the plan says of them
+  SafetensorsPlan plan;
+  std::vector<Sources> sources;                          // by flat
+  std::vector<std::pair<at::Tensor, at::Tensor>> plain;  // to, values
+};
+
+absl::Status OpenFiles(const std::string& path, Loading* loading) {
+  TESSERA_ASSIGN_OR_RETURN(loading->file, Safetensors::Open(path));
+  TESSERA_ASSIGN_OR_RETURN(loading->print, loading->file->Fingerprint());
+  return absl::OkStatus();
+}
+
+// On the program's own thread: `options` may call it.
+absl::Status PlanLoading(const ShardedModel& model,
+                         const LoadSafetensorsOptions& options,
+                         Loading* loading) {
+  TESSERA_ASSIGN_OR_RETURN(
+      loading->plan, PlanSafetensors(model.module(), *loading->file, options));
+  absl::StrAppend(&loading->print, ", ", PrintOf(loading->plan));
+  return absl::OkStatus();
+}
+
+// Each rank compares a part. Without `strict` the first of two is taken, and
+// the other is named. COLLECTIVE.
+absl::Status CheckTies(const ShardedModel& model, bool strict,
+                       Loading* loading) {
+  const Communicator& comm = *model.comm();
+  for (const SafetensorsTie& tie : loading->plan.ties) {
+    const absl::Status same = RunTogether(model.comm(), kWhere, [&] {
+      return CompareTie(*loading->file, tie, comm.rank(), comm.world_size());
+    });
+    if (strict || !absl::IsInvalidArgument(same)) {
+      TESSERA_RETURN_IF_ERROR(same);
+    } else {
+      loading->plan.unexpected.push_back(tie.other->name);
+      loading->plan.notes.emplace_back(same.message());
+    }
+  }
+  for (const std::string& note : loading->plan.notes) {
+    TESSERA_LOG_RANK0(WARNING) << kWhere << ": the first is loaded: " << note;
+  }
+  return absl::OkStatus();
+}
+
+// Which parameter of a flat is read from where; all else is read now.
+absl::Status ReadPlain(const ShardedModel& model, Loading* loading) {
+  for (const auto& flat : model.flats()) {
+    loading->sources.emplace_back(flat->parameters().size());
+  }
+  absl::flat_hash_map<const void*, Source*> sharded;
+  for (size_t u = 0; u < model.flats().size(); ++u) {
+    for (size_t i = 0; i < loading->sources[u].size(); ++i) {
+      sharded[model.flats()[u]->parameters()[i].tensor.unsafeGetTensorImpl()] =
+          &loading->sources[u][i];
+    }
+  }
+  TorchScope scope;
+  for (const SafetensorsMatch& match : loading->plan.matches) {
+    const auto place = sharded.find(match.tensor.unsafeGetTensorImpl());
+    if (place != sharded.end()) {
+      *place->second = {match.source, match.transposed};
+      continue;
+    }
+    TESSERA_ASSIGN_OR_RETURN(at::Tensor values,
+                             ReadWhole(*loading->file, match));
+    loading->plain.emplace_back(match.tensor, std::move(values));
+  }
+  if (loading->plain.empty()) return absl::OkStatus();
+  return loading->file->CheckUnchanged();
+}
+
+// Reads what this rank owns of a flat; where all ranks could, it becomes the
+// flat's. Otherwise the flat is what it was. COLLECTIVE.
+absl::Status LoadFlat(const Loading& loading, const ShardedModel& model,
+                      size_t u, bool* could_read) {
+  const Sources& sources = loading.sources[u];
+  if (std::all_of(sources.begin(), sources.end(), [](const Source& source) {
+        return source.tensor == nullptr;
+      })) {
+    return absl::OkStatus();
+  }
+  FlatParameter& flat = *model.flats()[u];
+  absl::StatusOr<FlatBuffer> values = absl::UnknownError("not read");
+  const absl::Status agreed = RunTogether(model.comm(), kWhere, [&] {
+    values = ReadOwned(*loading.file, sources, &flat);
+    return values.status();
+  });
+  *could_read = agreed.ok();
+  TESSERA_RETURN_IF_ERROR(agreed);
+  return CatchTorch(kWhere, [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(SetMasters(&flat, values->View()));
+    TESSERA_RETURN_IF_ERROR(flat.PublishOwned());
+    for (size_t i = 0; i < sources.size(); ++i) {
+      if (sources[i].tensor == nullptr) continue;
+      torch::autograd::impl::bump_version(flat.parameters()[i].tensor);
+    }
+    return absl::OkStatus();
+  });
+}
+
+// All flats and plain values. COLLECTIVE.
+absl::Status LoadAll(const Loading& loading, UpdateGuard* guard) {
+  ExclusiveScope exclusive(guard, kWhere);
+  TESSERA_RETURN_IF_ERROR(exclusive.Begin());
+  bool could_read = true;
+  for (size_t u = 0; u < guard->model().flats().size(); ++u) {
+    const absl::Status status =
+        LoadFlat(loading, guard->model(), u, &could_read);
+    if (status.ok()) continue;
+    if (could_read) {
+      guard->FailTiers(status);
+      return exclusive.Fail(status);
+    }
+    if (u == 0) return exclusive.Commit(status);
+    return exclusive.Commit(absl::Status(
+        status.code(), absl::StrCat(status.message(), "; units before [",
+                                    guard->model().flats()[u]->name(),
+                                    "] have the file's values already")));
+  }
+  const absl::Status written = CatchTorch(kWhere, [&] {
+    TorchScope scope;
+    for (const auto& [to, values] : loading.plain) to.copy_(values);
+  });
+  return written.ok() ? exclusive.Commit() : exclusive.Fail(written);
+}
+
+}  // namespace
+
+absl::StatusOr<LoadSafetensorsReport> LoadSafetensors(
+    UpdateGuard* guard, const std::string& path,
+    const LoadSafetensorsOptions& options) {
+  TESSERA_RETURN_IF_ERROR(guard->life().CheckOpen());
+  TESSERA_RETURN_IF_ERROR(guard->life().CheckNotAveraged());
+  // What is asked for here is gone when it returns, and plans do not count it.
+  const NoMemoryLimit unlimited(&LedgerOf(guard->model().device()));
+  Communicator* const comm = guard->comm();
+  Loading loading;
+  TESSERA_RETURN_IF_ERROR(
+      RunTogether(comm, kWhere, [&] { return OpenFiles(path, &loading); }));
+  const absl::Status planned = CatchTorch(
+      kWhere, [&] { return PlanLoading(guard->model(), options, &loading); });
+  TESSERA_RETURN_IF_ERROR(RunTogether(comm, kWhere, [&] {
+    return planned.ok() ? ReadPlain(guard->model(), &loading) : planned;
+  }));
+  TESSERA_RETURN_IF_ERROR(
+      CheckSame(loading.print, "safetensors file, or its options,", comm));
+  TESSERA_RETURN_IF_ERROR(CheckTies(guard->model(), options.strict, &loading));
+  TESSERA_RETURN_IF_ERROR(LoadAll(loading, guard));
+  LoadSafetensorsReport report;
+  report.missing = loading.plan.missing;
+  report.unexpected = loading.plan.unexpected;
+  report.bytes_read = loading.file->bytes_read();
+  return report;
+}
+
+}  // namespace tessera

@@ -1,0 +1,73 @@
+// StateMatch: where a checkpoint has a model's storages, as far as they are to
+// be loaded.
+#ifndef ENGINE_CHECKPOINT_STATE_MATCH_H_
+#define ENGINE_CHECKPOINT_STATE_MATCH_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "engine/api/engine_types.h"
+#include "engine/checkpoint/state_table.h"
+#include "sharding/flat/flat_parameter.h"
+
+namespace tessera {
+
+class StateMatch {
+ public:
+  struct Place {
+    int storage = -1;   // of the manifest; -1: this one is left alone
+    int64_t shift = 0;  // its element of the slot's first one
+    Place() { states.fill(-1); }
+    // Numbers of its states; -1: it has none.
+    std::array<int, StateTable::kMostStates> states;
+    bool loaded() const { return storage >= 0; }
+    // There, some of the optimizer's.
+    bool has_states() const;
+  };
+
+  // InvalidArgument of options that mean nothing in this model;
+  // FailedPrecondition lists what the checkpoint lacks, has besides, or has in
+  // other sizes.
+  static absl::StatusOr<StateMatch> Create(
+      const StateTable& table,
+      const std::vector<std::shared_ptr<FlatParameter>>& flats,
+      const proto::CheckpointManifest& manifest,
+      const LoadCheckpointOptions& options);
+
+  const Place& slot(size_t i) const { return slots_[i]; }
+  const Place& plain(size_t i) const { return plain_[i]; }
+  // Optimizer steps that a tensor has done there; nullopt: it is left alone.
+  std::optional<int64_t> steps(const at::Tensor& tensor) const;
+  // What it is called there; "": it is left alone.
+  std::string name_there(const at::Tensor& tensor) const {
+    const auto it = names_there_.find(tensor.unsafeGetTensorImpl());
+    return it == names_there_.end() ? "" : it->second;
+  }
+  // Names of what was to be loaded and is not there, and of what is there and
+  // not in the module; empty where LoadCheckpointOptions::strict.
+  const std::vector<std::string>& missing() const { return missing_; }
+  const std::vector<std::string>& unexpected() const { return unexpected_; }
+  // "NAME (STATE)": states that the saving run's optimizer had not, and which
+  // begin now; empty where strict.
+  const std::vector<std::string>& late() const { return late_; }
+  // How many are loaded, and a fingerprint of from where.
+  std::string Describe() const;
+
+ private:
+  std::vector<Place> slots_, plain_;
+  absl::flat_hash_map<const at::TensorImpl*, int64_t> steps_;
+  absl::flat_hash_map<const at::TensorImpl*, std::string> names_there_;
+  std::vector<std::string> missing_, unexpected_, late_;
+};
+
+}  // namespace tessera
+#endif  // ENGINE_CHECKPOINT_STATE_MATCH_H_

@@ -1,0 +1,158 @@
+// StateTable: which storages a model has, as a checkpoint names them, and which
+// part of each this rank holds. Only names, sizes and places count: units, gaps
+// and shards are this run's own, and another run's may differ.
+#ifndef ENGINE_CHECKPOINT_STATE_TABLE_H_
+#define ENGINE_CHECKPOINT_STATE_TABLE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "offload/shard_states.h"
+#include "optim/sharded_optimizer.h"
+#include "sharding/flat/flat_parameter.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace tessera {
+
+class StateTable {
+ public:
+  // A storage that is sharded, of a flat.
+  struct Slot {
+    int flat = 0;
+    int slot = 0;
+  };
+  // A tensor that each rank has whole: a buffer, or a parameter that the engine
+  // leaves alone.
+  struct Plain {
+    at::Tensor tensor;
+    bool buffer = false;
+  };
+  // A state of a parameter that has a shape of its own, which each rank has
+  // whole.
+  struct Shaped {
+    int flat = 0;
+    size_t parameter = 0;  // of the flat
+    std::string name;      // "row_var"
+    std::vector<int64_t> sizes;
+  };
+  // The states of a flat's elements that a checkpoint holds, by number: its
+  // value, and from kFirst on the optimizer's.
+  using State = int;
+  static constexpr State kValue = 0, kFirst = 1;
+  static constexpr int kMostStates = kFirst + kMaxCustomStates + 1;
+
+  StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
+             ShardedOptimizer* optimizer, const torch::nn::Module& module);
+
+  // Of a flat's elements, with an optimizer or without.
+  int num_states(int flat) const;
+  std::string NameOf(int flat, State state) const;
+  // Whether it is the average of values (ema_decay).
+  bool IsAverage(int flat, State state) const;
+  // Whether a state can begin beside older moments, since an option was turned
+  // on in a run: as zeros, as in a new optimizer, and the average as the
+  // values. Not exp_avg_sq, say, whose zeros late in a run make huge updates.
+  bool MayBeginLate(int flat, State state) const;
+  // Whether optimizers (ShardedOptimizer::name) differ by such options alone:
+  // "adamw" and "adamw_amsgrad", "sgd" and "sgd_momentum"; of joined ones all.
+  static bool AreRelated(absl::string_view a, absl::string_view b);
+  // In the order of the model's parameters; their numbers are those of the
+  // manifest, the plain ones after them, then the shaped ones that are there.
+  const std::vector<Slot>& slots() const { return slots_; }
+  const std::vector<Plain>& plain() const { return plain_; }
+  // In the order of the model's parameters, whether they are there or not.
+  const std::vector<Shaped>& shaped() const { return shaped_; }
+  // Undefined where the flat has no states.
+  at::Tensor ValuesOf(const Shaped& shaped) const;
+  const at::Tensor& ParameterOf(const Shaped& shaped) const {
+    return FlatOf(shaped.flat).parameters()[shaped.parameter].tensor;
+  }
+  // The storages of a manifest that have them, -1: none, where the parameter is
+  // called name_there(it), "": it is left alone. FailedPrecondition: one state
+  // without another, or in other sizes. Errors name the parameter.
+  absl::StatusOr<std::vector<int>> FindShaped(
+      const proto::CheckpointManifest& manifest,
+      const std::function<std::string(const at::Tensor&)>& name_there) const;
+
+  // All names of a parameter or buffer, in the module's order.
+  const std::vector<std::string>& NamesOf(const at::Tensor& tensor) const;
+  // What a manifest says of all of them.
+  void Describe(proto::CheckpointManifest* head) const;
+  // Whether this rank has elements of a state, [owned], and of which dtype they
+  // are in a checkpoint, whatever they are kept as (StateNumbers).
+  bool Has(int flat, State state) const;
+  at::ScalarType DtypeOf(int flat, State state) const;
+  // Of the optimizer's: as StepState says.
+  bool non_negative(int flat, State state) const {
+    return state != kValue &&
+           optimizer_->states().IsNonNegative(
+               static_cast<size_t>(flat), static_cast<size_t>(state - kFirst));
+  }
+  // Where they lie, perhaps on a disk. REQUIRES: Has.
+  TieredBuffer& Buffer(int flat, State state) const {
+    ShardStates& states = FlatOf(flat).states();
+    return state == kValue ? states.value()
+                           : states.moments()[static_cast<size_t>(state) - 1];
+  }
+  // Those in `part` of [owned], as they are kept. REQUIRES: Has, and that they
+  // are in memory or raised.
+  at::Tensor Elements(int flat, State state, Range part) const;
+  // The elements of a slot that are in `part`, a range of its flat.
+  Range Part(const Slot& slot, Range part) const;
+
+ private:
+  FlatParameter& FlatOf(int flat) const {
+    return *flats_[static_cast<size_t>(flat)];
+  }
+  void AddShaped();
+  void DescribeShaped(const Shaped& shaped,
+                      proto::CheckpointManifest* head) const;
+  void DescribeSlot(const Slot& slot, proto::CheckpointStorage* storage) const;
+
+  const std::vector<std::shared_ptr<FlatParameter>>& flats_;
+  ShardedOptimizer* const optimizer_;
+  std::vector<Slot> slots_;
+  std::vector<Plain> plain_;
+  std::vector<Shaped> shaped_;
+  absl::flat_hash_map<const at::TensorImpl*, std::vector<std::string>> names_;
+};
+
+// Complex numbers are stored as pairs of real ones: how many of these an
+// element of a tensor is, and their dtype.
+int64_t NumbersPer(const at::Tensor& tensor);
+at::ScalarType NumberDtype(const at::Tensor& tensor);
+// The numbers that states of the optimizer are, out of what they are kept as
+// and back. Those of 8 bits (optim/kernels/block8.h) are bytes in blocks, and
+// float32 numbers; others are numbers as they are kept. On whatever device;
+// what is there in blocks goes through the CPU, blocking. Throw c10::Error.
+// LOCAL.
+//
+// [numel], the first of `kept`, which begins with a block; not a copy where
+// they are kept as numbers.
+at::Tensor StateNumbers(const at::Tensor& kept, int64_t numel,
+                        bool non_negative);
+// Of any floating dtype. In blocks what is behind them in the last one is 0.
+void SetStateNumbers(const at::Tensor& numbers, bool non_negative,
+                     const at::Tensor& kept);
+
+// In elements, the last dim's 1.
+std::vector<int64_t> ContiguousStrides(at::IntArrayRef sizes);
+// Strides that count; those of dims of one element, or of tensors of none, may
+// be anything, and are 0 here.
+std::vector<int64_t> PlainStrides(at::IntArrayRef sizes,
+                                  at::IntArrayRef strides);
+
+}  // namespace tessera
+#endif  // ENGINE_CHECKPOINT_STATE_TABLE_H_

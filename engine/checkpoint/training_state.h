@@ -1,0 +1,75 @@
+// TrainingState: what a checkpoint of an engine holds, and in which order it is
+// saved and loaded; the bytes go through checkpoint/checkpoint.h, what belongs
+// to what is engine/checkpoint/state_table.h's.
+#ifndef ENGINE_CHECKPOINT_TRAINING_STATE_H_
+#define ENGINE_CHECKPOINT_TRAINING_STATE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/save/pending_save.h"
+#include "engine/api/engine_types.h"
+#include "engine/api/run_place.h"
+#include "engine/model/optimization.h"
+#include "engine/model/optimizer_groups.h"
+#include "engine/model/sharded_model.h"
+
+namespace tessera {
+
+namespace proto {
+class Config;
+}
+
+// Borrowed for one call. REQUIRES: units can be updated
+// (FlatParameter::PrepareUpdate).
+struct TrainingState {
+  const ShardedModel& model;
+  Optimization& optimization;
+  OptimizerGroups& groups;
+  const proto::Config& config;  // resolved
+  RunPlace place;
+
+  Communicator* comm() const { return model.comm(); }
+  ShardedOptimizer* optimizer() const { return optimization.optimizer(); }
+  LossScaler* scaler() const { return optimization.scaler(); }
+};
+
+// Each element of masters and optimizer states once, by one of the ranks that
+// hold it; parameters that the engine leaves alone, and buffers: once if they
+// are the same on all ranks, else rank 0's, and those that differ; steps per
+// parameter, options of groups that the program has set, the state of a
+// scheduler that has one, the loss scaler's; of each rank the default
+// generators of the CPU and of the model's device, and `client_state`. Nothing
+// is copied: pieces that last do until the next update. COLLECTIVE.
+absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
+                                            absl::string_view client_state);
+
+struct LoadedState {
+  int64_t step = 0;
+  int64_t skipped_steps = 0;
+  // Absent in checkpoints of versions that did not count them.
+  std::optional<int64_t> samples, batch;
+  LoadCheckpointReport report;
+};
+// Fills the owned parts, of what `options` (the same on all ranks) mean,
+// whatever ranks and stage saved them; the caller
+// publishes them. What ranks have of their own (generators, differing buffers,
+// client_state) comes back where as many ranks load as saved; else generators
+// stay, buffers are rank 0's, and rank r gets the client_state of rank r modulo
+// the saved world size. Everything that can be wrong with the files is found,
+// on every rank, before anything is changed. What lies on a disk, and states of
+// 8 bits, are read twice, and in memory (as the checkpoint has them) one flat
+// at a time; what else lies in memory is held there once more. COLLECTIVE.
+// `*changed`: with an error, that even so something has been.
+absl::StatusOr<LoadedState> LoadState(const std::string& dir,
+                                      const TrainingState& state,
+                                      const LoadCheckpointOptions& options,
+                                      bool* changed);
+
+}  // namespace tessera
+#endif  // ENGINE_CHECKPOINT_TRAINING_STATE_H_

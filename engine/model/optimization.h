@@ -1,0 +1,62 @@
+// Optimization: the gradients of a step, what they are multiples of, and the
+// optimizer that steps with them. From Engine::Create to Close there are
+// gradients; an optimizer where the configuration has one.
+//
+// Threads: none; calls of an engine come from one thread at a time.
+#ifndef ENGINE_MODEL_OPTIMIZATION_H_
+#define ENGINE_MODEL_OPTIMIZATION_H_
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "optim/loss_scaler.h"
+#include "optim/sharded_optimizer.h"
+#include "sharding/gradient/gradients.h"
+
+namespace tessera {
+
+class Optimization {
+ public:
+  // ---- Engine::Create's ----
+  void SetScaler(LossScaler scaler) { scaler_ = std::move(scaler); }
+  void SetOptimizer(std::unique_ptr<ShardedOptimizer> optimizer) {
+    optimizer_ = std::move(optimizer);
+  }
+  void SetGradients(std::unique_ptr<Gradients> gradients) {
+    gradients_ = std::move(gradients);
+  }
+  // By the end of the engine: first these, then the optimizer.
+  void DropGradients() { gradients_.reset(); }
+  void DropOptimizer() { optimizer_.reset(); }
+
+  Gradients* gradients() const { return gradients_.get(); }
+  ShardedOptimizer* optimizer() const { return optimizer_.get(); }
+  LossScaler* scaler() { return scaler_.has_value() ? &*scaler_ : nullptr; }
+  const LossScaler* scaler() const {
+    return scaler_.has_value() ? &*scaler_ : nullptr;
+  }
+
+  // Whether the step's Backwards have weights; absent: there was none yet.
+  // Trainer's to say.
+  std::optional<bool> weighted() const { return weighted_; }
+  void SetWeighted(std::optional<bool> weighted) { weighted_ = weighted; }
+  double loss_scale() const {
+    return scaler_.has_value() ? scaler_->scale() : 1;
+  }
+  // What the step's gradients are divided by at last. REQUIRES: gradients.
+  double divisor() const {
+    const double scale = loss_scale();
+    return weighted_.value_or(false) ? scale * gradients_->weight_divisor()
+                                     : scale;
+  }
+
+ private:
+  std::optional<LossScaler> scaler_;
+  std::unique_ptr<ShardedOptimizer> optimizer_;
+  std::unique_ptr<Gradients> gradients_;
+  std::optional<bool> weighted_;
+};
+
+}  // namespace tessera
+#endif  // ENGINE_MODEL_OPTIMIZATION_H_

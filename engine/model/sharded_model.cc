@@ -1,0 +1,39 @@
+#include "engine/model/sharded_model.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace tessera {
+
+void ShardedModel::Add(std::shared_ptr<FlatParameter> flat) {
+  const auto& parameters = flat->parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    places_[parameters[i].name] = {static_cast<int>(flats_.size()),
+                                   static_cast<int>(i)};
+  }
+  flats_.push_back(std::move(flat));
+}
+
+at::Device ShardedModel::device() const {
+  return flats_.empty() ? at::Device(at::kCPU) : flats_[0]->device();
+}
+
+absl::StatusOr<ParameterRef> ShardedModel::Find(absl::string_view name) const {
+  const auto place = places_.find(std::string(name));
+  if (place != places_.end()) return place->second;
+  return absl::NotFoundError(absl::StrCat(
+      "the engine has no parameter '", name,
+      "' (ignored ones, and those without elements, are the "
+      "module's own; names are those of named_parameters(); a tied one goes "
+      "by its first)"));
+}
+
+absl::StatusOr<FlatParameter*> ShardedModel::FindFlat(
+    absl::string_view name) const {
+  for (const auto& flat : flats_) {
+    if (flat->name() == name) return flat.get();
+  }
+  return absl::NotFoundError(absl::StrCat(
+      "there is no unit '", name, "'; Engine::DescribeUnits lists them"));
+}
+
+}  // namespace tessera

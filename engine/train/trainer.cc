@@ -1,0 +1,395 @@
+#include "engine/train/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/memory/heap.h"
+#include "base/memory/memory.h"
+#include "base/status.h"
+#include "base/torch/torch_scope.h"
+#include "base/torch_guard.h"
+#include "base/trace/trace.h"
+#include "comm/all_gather_values.h"
+#include "config/config.pb.h"
+#include "engine/model/catch_announced.h"
+#include "engine/model/exclusive_scope.h"
+#include "engine/train/held_report.h"
+#include "offload/update_stream.h"
+#include "sharding/dispatch/saved_tensors.h"
+#include "sharding/gradient/nested_graphs.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+namespace {
+
+absl::Status CheckLoss(const at::Tensor& loss) {
+  if (!loss.defined()) {
+    return absl::InvalidArgumentError("Backward: the loss is undefined");
+  }
+  if (loss.numel() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Backward: expected a loss of one element, got ",
+                     loss.numel(), "; take its mean or sum"));
+  }
+  if (!loss.requires_grad()) {
+    return absl::InvalidArgumentError(
+        "Backward: the loss does not require a gradient (was the forward run "
+        "under NoGradGuard, or are all parameters frozen?)");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Trainer::Trainer(const Needs& needs)
+    : guard_(needs.guard),
+      optimization_(*needs.optimization),
+      groups_(*needs.groups),
+      writes_(*needs.writes),
+      config_(*needs.config),
+      settings_(*needs.settings),
+      plan_(needs.plan),
+      watch_(&guard_->model(), &optimization_, groups_.schedule(), &config_,
+             settings_.step.skip_on_overflow),
+      memory_(&guard_->model(), &config_),
+      tracer_(&guard_->model(), &config_) {}
+
+// zero_grad() of the module or of an optimizer does what ZeroGrad does, but in
+// the middle of an accumulation: DeepSpeed's loops call it for each
+// micro-batch, and no step would ever be made.
+absl::Status Trainer::TakeZeroGrad() {
+  TESSERA_ASSIGN_OR_RETURN(const bool zeroed,
+                           optimization_.gradients()->WasZeroedByUser());
+  if (!zeroed) return absl::OkStatus();
+  if (micro_steps_ == 0) return ZeroGrad();
+  return absl::FailedPreconditionError(
+      absl::StrCat("zero_grad() was called after micro-batch ", micro_steps_,
+                   " of the ", config_.gradient_accumulation_steps(),
+                   " of a step, and would drop their gradients; call it after "
+                   "the last one's "
+                   "Step only, or Engine::ZeroGrad to drop them"));
+}
+
+// libtorch's habit, one step() after n backwards, would be a micro-batch of n.
+absl::Status Trainer::CheckEndOfMicroBatch() const {
+  const int64_t count = config_.gradient_accumulation_steps();
+  if (count == 1 || !has_backward_ || more_losses_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "Backward: the second one since the last Step, and "
+      "gradient_accumulation_steps is ",
+      count, "; call Step after each Backward (every ", count,
+      "th makes an optimizer step), or set BackwardOptions::more_losses if "
+      "this "
+      "is another loss of the same micro-batch, or accumulate by hand with "
+      "gradient_accumulation_steps 1"));
+}
+
+absl::Status Trainer::CheckBackward(const at::Tensor& loss,
+                                    const BackwardOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CheckEndOfMicroBatch());
+  TESSERA_RETURN_IF_ERROR(CheckLoss(loss));
+  TESSERA_RETURN_IF_ERROR(CheckWeight(options));
+  if (settings_.autocast_dtype.has_value() && !autocast_seen_) {
+    return absl::FailedPreconditionError(
+        "Backward: the configuration enables torch_autocast, but forward did "
+        "not run within an Engine::AutocastScope");
+  }
+  return absl::OkStatus();
+}
+
+bool Trainer::ReducesNow() const {
+  const bool last = micro_steps_ + 1 >= config_.gradient_accumulation_steps();
+  return no_sync_ == 0 && (last || !settings_.accumulate_locally);
+}
+
+// To ask a tensor for its graph may throw: the backward will say why.
+bool Trainer::MayNest(const at::Tensor& loss) const {
+  const Gradients& gradients = *optimization_.gradients();
+  if (!gradients.AnyUsedWithoutGrad() || !loss.defined()) return false;
+  return CatchTorch("graph", [&] { return GraphMayNest(loss); }).value_or(true);
+}
+
+absl::Status Trainer::Backward(const at::Tensor& loss,
+                               const BackwardOptions& options) {
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
+  if (recomputed_ != nullptr) recomputed_->EndForward();
+  const RefusalReport refusals(&guard_->model(), &optimization_, plan_);
+  tracer_.EndForward();
+  if (observer_ != nullptr) observer_->EndForward();
+  absl::Status status;
+  {
+    const StepMemory::PhaseScope phase(MemoryPhase::kBackward);
+    const TraceScope trace(TraceTrack::kMain, "backward");
+    status = refusals.In(RunBackward(loss, options));
+  }
+  tracer_.EndBackward();
+  if (status.ok() && options.weight != 0.0) {
+    watch_.AddLoss(loss, step_ + 1);
+  }
+  if (observer_ != nullptr) observer_->EndBackward();
+  return status;
+}
+
+absl::Status Trainer::RunBackward(const at::Tensor& loss,
+                                  const BackwardOptions& options) {
+  absl::Status wrong = optimization_.gradients()->TakeLooks();
+  wrong.Update(TakeZeroGrad());
+  wrong.Update(guard_->life().CheckNotSummoned());
+  wrong.Update(guard_->life().CheckNotAveraged());
+  wrong.Update(
+      CatchTorch("backward", [&] { return CheckBackward(loss, options); }));
+  wrong = optimization_.gradients()->ChooseWeightUnit(wrong, options.weight);
+  MicroBatch micro_batch;
+  auto backward = [&] {
+    ThrowIfError(wrong);
+    loss.backward(Seed(loss, &micro_batch), options.retain_graph);
+    if (observer_ != nullptr) observer_->EndAutograd();
+    ThrowIfError(optimization_.gradients()->CheckAttached());
+  };
+  micro_batch.position =
+      absl::StrCat("optimizer step ", updates(), ", micro-batch ", micro_steps_,
+                   ", Backward ", optimization_.gradients()->num_reductions(),
+                   " of the step");
+  micro_batch.reduce = ReducesNow();
+  ScaleMicroBatch(options, &micro_batch);
+  micro_batch.may_nest = MayNest(loss);
+  StepEarly(options, &micro_batch);
+  // The first backwards have large gradients on the heap, too.
+  const bool keeps_heap =
+      settings_.keep_freed_heap && guard_->model().device().is_cpu();
+  if (keeps_heap) ReturnFreedHeap();
+  absl::Status status = optimization_.gradients()->Run(backward, micro_batch);
+  ++backwards_;
+  if (recomputed_ != nullptr) recomputed_->EndBackward();
+  guard_->model().schedule()->EndPass();
+  if (keeps_heap && backwards_ >= Gradients::kToLearnPlaces) KeepFreedHeap();
+  if (status.ok()) {
+    if (observer_ != nullptr) {
+      observer_->AddLoss(loss, options.weight, micro_batch.another_loss);
+    }
+    has_backward_ = true;
+    more_losses_ = options.more_losses;
+    weight_ = options.weight;
+    reduced_ = micro_batch.reduce;
+    losses_dropped_ = false;
+    optimization_.SetWeighted(options.weight.has_value());
+    ++step_backwards_;
+  } else {
+    losses_dropped_ = losses_dropped_ || (micro_batch.reduce && !reduced_);
+    DropEarly();
+  }
+  return status;
+}
+
+absl::StatusOr<bool> Trainer::AnyRankHasData(bool this_rank) {
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<uint8_t> all,
+      AllGatherValue<uint8_t>(guard_->comm(), this_rank ? 1 : 0,
+                              CommTag{"data left"}));
+  return std::find(all.begin(), all.end(), 1) != all.end();
+}
+
+absl::Status Trainer::CheckStep() {
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckNotSummoned());
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckNotAveraged());
+  TESSERA_RETURN_IF_ERROR(TakeZeroGrad());
+  if (optimization_.optimizer() == nullptr) {
+    return absl::FailedPreconditionError(
+        "Step: the configuration has no optimizer");
+  }
+  if (!has_backward_) {
+    return absl::FailedPreconditionError(
+        "Step: no Engine::Backward since the last Step or zero_grad() (a bare "
+        "loss.backward() leaves gradients that are not reduced)");
+  }
+  return absl::OkStatus();
+}
+
+// The same on all ranks.
+absl::Status Trainer::CheckUpdate() {
+  TESSERA_RETURN_IF_ERROR(writes_.CheckWrites());
+  TESSERA_RETURN_IF_ERROR(writes_.CheckReplicas());
+  if (!optimization_.weighted().value_or(false) ||
+      optimization_.gradients()->total_weight() != 0) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      "Step: no rank had data (every weight of the step is 0); ask "
+      "Engine::AnyRankHasData before a forward, and call ZeroGrad to go on");
+}
+
+void Trainer::SetScheduledRate() {
+  if (optimization_.optimizer() == nullptr) return;
+  watch_.AddRate(step_);
+  std::vector<OptimizerOptions> options = groups_.Scheduled(step_);
+  report_.learning_rate = options[0].lr;
+  report_.groups.clear();
+  for (size_t g = 0; g < options.size(); ++g) {
+    report_.groups.push_back({groups_.groups().names[g], options[g].lr});
+  }
+  optimization_.optimizer()->SetOptions(std::move(options));
+}
+
+absl::Status Trainer::UpdateParameters() {
+  outcome_.reset();  // one that nobody has asked for
+  one_backward_each_ = step_backwards_ == config_.gradient_accumulation_steps();
+  SetScheduledRate();
+  optimization_.gradients()->Enter();
+  absl::StatusOr<StepOutcome> made =
+      StepShards(guard_->model().flats(), optimization_.gradients(),
+                 optimization_.divisor(), StepOptions(),
+                 optimization_.optimizer(), guard_->comm());
+  if (!made.ok() && optimization_.optimizer()->half_stepped()) {
+    guard_->life().Lose(made.status());
+  }
+  TESSERA_RETURN_IF_ERROR(made.status());
+  StepOutcome outcome = *std::move(made);
+  step_at_most_ = ++step_;
+  if (outcome.pending()) {
+    outcome_ = std::move(outcome);
+  } else {
+    Report(*outcome.Take());
+  }
+  if (recomputed_ != nullptr) {
+    report_.recompute = recomputed_->TakeReport();
+  }
+  report_.loss_scale = optimization_.loss_scale();
+  ReportOffload();
+  return absl::OkStatus();
+}
+
+void Trainer::ReportOffload() {
+  UpdateStream* const stream = guard_->stream().get();
+  if (stream == nullptr) return;
+  SwapStats disk;  // the host's copies are the device's to report
+  if (stream->disk() != nullptr) disk = stream->disk()->stats();
+  const UpdateStreamStats stats = stream->stats();
+  const OffloadReport now = {
+      .bytes_read = disk.bytes_read,
+      .bytes_written = disk.bytes_written,
+      .reading = disk.reading,
+      .writing = disk.writing,
+      .computing = stats.computing,
+      .stalled = stats.stalled,
+      .early_units = optimization_.optimizer()->early().units()};
+  const OffloadReport before = std::exchange(offload_, now);
+  report_.offload = {.bytes_read = now.bytes_read - before.bytes_read,
+                     .bytes_written = now.bytes_written - before.bytes_written,
+                     .reading = now.reading - before.reading,
+                     .writing = now.writing - before.writing,
+                     .computing = now.computing - before.computing,
+                     .stalled = now.stalled - before.stalled,
+                     .early_units = now.early_units - before.early_units};
+}
+
+// What is wrong before the update is agreed on where entering it is an
+// agreement, and else announced: a step has one collective less then. Errors
+// after that are either one rank's own, which fails the update, or found by all
+// ranks, which end it as it is and may go on.
+absl::Status Trainer::OptimizerStep() {
+  TESSERA_RETURN_IF_ERROR(TakeOutcome());
+  if (observer_ != nullptr) {
+    observer_->Complete(report_, {step_, report_.skipped_steps, samples_});
+  }
+  absl::Status status = optimization_.gradients()->TakeLooks();
+  if (status.ok()) status = optimization_.gradients()->CheckNothingPending();
+  if (status.ok()) {
+    status = known_parameters_.Check(guard_->model().module());
+  }
+  ExclusiveScope exclusive(guard_, "Step");
+  const absl::Status entered = exclusive.Enter(status);
+  if (!entered.ok()) return status.ok() ? entered : status;
+  if (status.ok()) status = exclusive.Prepare();
+  if (!status.ok()) return exclusive.Fail(status);  // others may wait for us
+  status = CheckUpdate();
+  if (!status.ok()) return exclusive.Commit(status);
+  status = UpdateParameters();
+  if (!status.ok()) return exclusive.Fail(status);
+  TESSERA_RETURN_IF_ERROR(exclusive.Commit());
+  EndStep();
+  // The step is made, and the same on all ranks, whatever becomes of these.
+  if (!outcome_.has_value()) status = JudgeOutcome();
+  if (buffer_sync_ != nullptr) {
+    status.Update(buffer_sync_->Sync());
+  }
+  return status;
+}
+
+void Trainer::EndStep() {
+  DropEarly();
+  optimization_.gradients()->Zero();
+  has_backward_ = autocast_seen_ = false;
+  optimization_.SetWeighted(std::nullopt);
+  micro_steps_ = step_backwards_ = 0;
+  EndKeptPeriod();
+}
+
+absl::Status Trainer::Step() {
+  watch_.NoteStepCall();
+  TESSERA_RETURN_IF_ERROR(CheckStep());
+  if (observer_ != nullptr) observer_->BeginStep();
+  if (micro_steps_ + 1 < config_.gradient_accumulation_steps()) {
+    ++micro_steps_;
+    has_backward_ = autocast_seen_ = false;
+    if (observer_ != nullptr) observer_->EndMicroBatch();
+    return absl::OkStatus();
+  }
+  if (no_sync_ > 0) {
+    return absl::FailedPreconditionError(
+        "Step: within an Engine::NoSyncScope the gradients are not reduced; "
+        "end it before the last Backward of the step");
+  }
+  const int64_t before = updates();
+  const RefusalReport refusals(&guard_->model(), &optimization_, plan_);
+  absl::Status status;
+  {
+    const StepMemory::PhaseScope phase(MemoryPhase::kStep);
+    const TraceScope trace(TraceTrack::kMain, "optimizer step");
+    status = refusals.In(CatchAnnounced(guard_->comm(), "Step",
+                                        [&] { return OptimizerStep(); }));
+  }
+  if (updates() == before) return status;
+  samples_ += config_.train_batch_size();
+  report_.memory = memory_.EndStep();
+  tracer_.EndStep(step_at_most_, updates());
+  if (observer_ != nullptr) {
+    observer_->EndStep(updates(), step_at_most_, samples_, report_.memory);
+  }
+  return status;
+}
+
+absl::Status Trainer::ZeroGrad() {
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
+  if (recomputed_ != nullptr) recomputed_->EndForward();
+  ReleaseNodePins();
+  if (step_backwards_ > 0) foreseen_ = false;
+  if (observer_ != nullptr) observer_->DropStep();
+  EndStep();
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::CheckAtBoundary() {
+  TESSERA_RETURN_IF_ERROR(CheckNotFailed());
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckNotAveraged());
+  if (!has_backward_ && micro_steps_ == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "in the middle of a step; save after Step at an accumulation boundary");
+}
+
+absl::Status Trainer::Resume(const std::optional<RunPlace>& place) {
+  TESSERA_RETURN_IF_ERROR(ZeroGrad());
+  if (!place.has_value()) return absl::OkStatus();
+  outcome_.reset();  // of other values, as what it had to say
+  failed_ = untold_ = absl::OkStatus();
+  watch_.Restart();
+  step_ = step_at_most_ = place->step;
+  report_.skipped_steps = place->skipped_steps;
+  samples_ = place->samples;
+  return absl::OkStatus();
+}
+
+}  // namespace tessera
