@@ -282,7 +282,7 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "memory_limit_bytes: 0 check_writes: false "
       "shared_working_copy: \"auto\" served_gathers: \"auto\" "
       "shard_group_size: 0 buffer_sync: \"local\" "
-      "keep_freed_heap: true in_place_gradient_bytes: 131072 "
+      "keep_freed_heap: true "
       "report_grad_norm: false deterministic: \"auto\" "
       "offload { checksums: false slice_numel: 1048576 "
       "min_state_bytes: 65536 gradients: false early_step: true "

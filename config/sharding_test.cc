@@ -188,7 +188,6 @@ TEST(Sharding, AllKeys) {
         "reshard_after_forward": false, "accumulation": "local",
         "memory_limit_bytes": 2e9,
         "check_writes": true, "keep_freed_heap": false,
-        "in_place_gradient_bytes": 0,
         "report_grad_norm": true,
         "shared_working_copy": "off",
         "served_gathers": "on", "shard_group_size": 1,
@@ -205,7 +204,7 @@ TEST(Sharding, AllKeys) {
       "memory_limit_bytes: 2000000000 "
       "check_writes: true shared_working_copy: \"off\" served_gathers: \"on\" "
       "shard_group_size: 1 buffer_sync: \"mean\" "
-      "keep_freed_heap: false in_place_gradient_bytes: 0 "
+      "keep_freed_heap: false "
       "report_grad_norm: true deterministic: \"on\" "
       "offload { checksums: true slice_numel: 8192 min_state_bytes: 0 "
       "gradients: true early_step: false early_bytes: 7 }");

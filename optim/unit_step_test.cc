@@ -130,7 +130,7 @@ class UnitStepTest : public ::testing::TestWithParam<Case> {
   // Only which parameters have a gradient counts.
   std::unique_ptr<FlatGradient> Gradient() {
     auto gradient = std::make_unique<FlatGradient>(
-        flat_, std::vector<bool>(named_.size(), true), /*lendable_bytes=*/0);
+        flat_, std::vector<bool>(named_.size(), true));
     std::vector<bool> had;
     for (size_t i = 0; i < named_.size(); ++i) had.push_back(i != 5 && i != 12);
     const at::Tensor whole = gradient->Outgoing(/*predivide=*/1).value();

@@ -80,16 +80,12 @@ c10::DataPtr DataPtrOf(void* data, std::unique_ptr<TensorMemory> memory) {
   return c10::DataPtr(data, data, &Delete, at::kCPU);
 }
 
-TensorMemory* TensorMemoryAt(const void* data) {
+TensorMemory* TensorMemoryOf(const c10::DataPtr& data) {
+  if (data.get_deleter() != &Delete) return nullptr;
   Addresses& addresses = Addresses::Global();
   absl::MutexLock lock(&addresses.mutex);
-  const auto found = addresses.at.find(data);
+  const auto found = addresses.at.find(data.get_context());
   return found == addresses.at.end() ? nullptr : found->second.get();
-}
-
-TensorMemory* TensorMemoryOf(const c10::DataPtr& data) {
-  return data.get_deleter() == &Delete ? TensorMemoryAt(data.get_context())
-                                       : nullptr;
 }
 
 void CountTensorMemory() { Front::Install(); }

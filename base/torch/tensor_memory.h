@@ -31,8 +31,7 @@ class TensorMemory {
 
 // Hands over `memory`, which lies at `data`.
 c10::DataPtr DataPtrOf(void* data, std::unique_ptr<TensorMemory> memory);
-// What was handed over as `data`; null: that is another's.
-TensorMemory* TensorMemoryAt(const void* data);
+// What was handed over so; null: that is another's.
 TensorMemory* TensorMemoryOf(const c10::DataPtr& data);
 
 class TensorMemorySource {

@@ -202,7 +202,6 @@ GradientOptions GradientsOf(const proto::Config& config, int world_size) {
   GradientOptions gradients;
   gradients.bucket_numel = std::min<int64_t>(
       config.zero_optimization().reduce_bucket_size(), kSmallBucketNumel);
-  gradients.in_place_bytes = config.sharding().in_place_gradient_bytes();
   gradients.mean = config.gradient_allreduce_op() == "mean";
   gradients.predivide = config.prescale_gradients()
                             ? world_size

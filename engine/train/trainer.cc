@@ -24,6 +24,9 @@
 namespace tessera {
 namespace {
 
+// Backwards after which what the heap has freed stays.
+constexpr int64_t kFirstBackwards = 2;
+
 absl::Status CheckLoss(const at::Tensor& loss) {
   if (!loss.defined()) {
     return absl::InvalidArgumentError("Backward: the loss is undefined");
@@ -156,7 +159,6 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
   ScaleMicroBatch(options, &micro_batch);
   micro_batch.may_nest = MayNest(loss);
   StepEarly(options, &micro_batch);
-  // The first backwards have large gradients on the heap, too.
   const bool keeps_heap =
       settings_.keep_freed_heap && guard_->model().device().is_cpu();
   if (keeps_heap) ReturnFreedHeap();
@@ -164,7 +166,7 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
   ++backwards_;
   if (recomputed_ != nullptr) recomputed_->EndBackward();
   guard_->model().schedule()->EndPass();
-  if (keeps_heap && backwards_ >= Gradients::kToLearnPlaces) KeepFreedHeap();
+  if (keeps_heap && backwards_ >= kFirstBackwards) KeepFreedHeap();
   if (status.ok()) {
     if (observer_ != nullptr) {
       observer_->AddLoss(loss, options.weight, micro_batch.another_loss);

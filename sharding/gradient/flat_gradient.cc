@@ -21,11 +21,8 @@
 
 namespace tessera {
 FlatGradient::FlatGradient(std::shared_ptr<FlatParameter> flat,
-                           const std::vector<bool>& expected,
-                           int64_t lendable_bytes)
-    : flat_(std::move(flat)),
-      parameters_(expected.size()),
-      local_(*flat_, lendable_bytes) {
+                           const std::vector<bool>& expected)
+    : flat_(std::move(flat)), parameters_(expected.size()) {
   set_expected(expected);
   std::vector<Range> ranges;
   for (const auto& p : flat_->parameters()) ranges.push_back(p.range);
@@ -82,7 +79,7 @@ std::vector<bool> FlatGradient::expected() const {
 
 bool FlatGradient::reduces_in_place() const {
   return !flat_->stage().sharded_gradients && local_.defined() &&
-         local_->dtype() == flat_->gradient_dtype() &&
+         local_.dtype() == flat_->gradient_dtype() &&
          flat_->reduce_dtype() == flat_->gradient_dtype();
 }
 
@@ -92,13 +89,13 @@ bool FlatGradient::reduces_in_place() const {
 absl::Status FlatGradient::EnsureLocal(at::ScalarType dtype) {
   if (in_place_) {
     TESSERA_ASSIGN_OR_RETURN(FlatBuffer moved, AllocateReduced(Fill::kNone));
-    moved.View().copy_(local_->View(flat_->owned()));
+    moved.View().copy_(local_.View(flat_->owned()));
     reduced_ = std::move(moved);
     in_place_ = false;
   }
-  if (local_.defined() && local_->dtype() == dtype) return absl::OkStatus();
+  if (local_.defined() && local_.dtype() == dtype) return absl::OkStatus();
   const bool holds = local_.defined() && AnyArrived();
-  if (holds && local_->dtype() == DtypeOf(Arrival::kAccumulateLocally)) {
+  if (holds && local_.dtype() == DtypeOf(Arrival::kAccumulateLocally)) {
     return absl::OkStatus();
   }
   if (!holds) local_.Reset();
@@ -108,8 +105,8 @@ absl::Status FlatGradient::EnsureLocal(at::ScalarType dtype) {
                            flat_->device(), MemoryKind::kGradients,
                            Fill::kNone));
   for (Range gap : gaps_) fresh.View(gap).zero_();
-  if (holds) fresh.View().copy_(local_->View());
-  local_.Hold(std::move(fresh));
+  if (holds) fresh.View().copy_(local_.View());
+  local_ = std::move(fresh);
   return absl::OkStatus();
 }
 
@@ -128,15 +125,13 @@ absl::StatusOr<at::Tensor> FlatGradient::Outgoing(double predivide) {
   const at::ScalarType dtype = flat_->reduce_dtype();
   TESSERA_RETURN_IF_ERROR(Fold());
   TESSERA_RETURN_IF_ERROR(EnsureLocal(dtype));
-  // What others still have must not change under them from here on.
-  TESSERA_RETURN_IF_ERROR(local_.VacateAll());
   // What did not arrive counts as zero here: another rank may have it.
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!arrived(i)) local_->View(flat_->parameters()[i].range).zero_();
+    if (!arrived(i)) local_.View(flat_->parameters()[i].range).zero_();
   }
   sent_ = true;
-  at::Tensor whole = local_->View();
-  if (local_->dtype() != dtype) {
+  at::Tensor whole = local_.View();
+  if (local_.dtype() != dtype) {
     TESSERA_ASSIGN_OR_RETURN(
         outgoing_, FlatBuffer::Allocate(flat_->layout().whole_numel(), dtype,
                                         flat_->device(), MemoryKind::kGradients,
@@ -153,8 +148,6 @@ absl::StatusOr<at::Tensor> FlatGradient::OutgoingHeld(double predivide) {
   sent_ = true;
   sums_.reset();
   sums_memory_.Reset();
-  // TakeSums may write into local_, where a place may still be lent.
-  if (local_.defined()) TESSERA_RETURN_IF_ERROR(local_.VacateAll());
   TESSERA_ASSIGN_OR_RETURN(
       outgoing_,
       FlatBuffer::Allocate(flat_->layout().whole_numel(), flat_->reduce_dtype(),
@@ -201,7 +194,7 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
     divisor_ = divisor;
     sums_ = sums;
     const bool stays = !flat_->stage().sharded_gradients && local_.defined() &&
-                       sums.data_ptr() == local_->data(flat_->owned().begin);
+                       sums.data_ptr() == local_.data(flat_->owned().begin);
     if (!stays) {
       TESSERA_ASSIGN_OR_RETURN(
           sums_memory_, FlatBuffer::Allocate(
@@ -216,11 +209,11 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
     is_stored_ = false;
     at::Tensor to;
     if (reduces_in_place()) {
-      to = local_->View(flat_->owned());
-    } else if (local_.defined() && sums.numel() == local_->numel() &&
-               sums.data_ptr() == local_->data() && local_.has_one_owner() &&
-               local_->dtype() == flat_->gradient_dtype()) {
-      reduced_ = local_.Take();  // alone, all of it is ours
+      to = local_.View(flat_->owned());
+    } else if (local_.defined() && sums.numel() == local_.numel() &&
+               sums.data_ptr() == local_.data() &&
+               local_.dtype() == flat_->gradient_dtype()) {
+      reduced_ = std::move(local_);  // alone, all of it is ours
       to = reduced_.View();
     } else {
       TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kNone));
@@ -339,13 +332,13 @@ void FlatGradient::Zero() {
 }
 
 at::Tensor FlatGradient::owned() const {
-  if (in_place_) return local_->View(flat_->owned());
+  if (in_place_) return local_.View(flat_->owned());
   if (is_stored_) return stored().View();
   return reduced_.defined() ? reduced_.View() : at::Tensor();
 }
 
 at::Tensor FlatGradient::coming() const {
-  return !accumulating() && reduces_in_place() ? local_->View(flat_->owned())
+  return !accumulating() && reduces_in_place() ? local_.View(flat_->owned())
                                                : owned();
 }
 
@@ -367,7 +360,7 @@ absl::StatusOr<at::Tensor> FlatGradient::Whole(int parameter) const {
 
 int64_t FlatGradient::resident_bytes() const {
   if (!flat_->trainable()) {
-    return (local_.defined() ? local_->bytes() : 0) + reduced_.bytes();
+    return (local_.defined() ? local_.bytes() : 0) + reduced_.bytes();
   }
   const auto bytes = [](int64_t numel, at::ScalarType dtype) {
     return numel * static_cast<int64_t>(c10::elementSize(dtype));

@@ -44,19 +44,17 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/layout/flat_buffer.h"
-#include "c10/core/Allocator.h"
 #include "offload/tiered_buffer.h"
 #include "sharding/flat/flat_parameter.h"
-#include "sharding/gradient/lendable_flat.h"
 
 namespace tessera {
 
 class FlatGradient {
  public:
   // `expected[i]`: parameter i of the flat is expected to get a gradient; the
-  // same on all ranks. `lendable_bytes`: of the least that Lend gives; 0: none.
+  // same on all ranks.
   FlatGradient(std::shared_ptr<FlatParameter> flat,
-               const std::vector<bool>& expected, int64_t lendable_bytes);
+               const std::vector<bool>& expected);
 
   // What to do with a gradient that arrives.
   enum class Arrival : uint8_t {
@@ -71,11 +69,6 @@ class FlatGradient {
   // libtorch does, until Fold. Dense or sparse, any dtype. LOCAL.
   absl::Status Add(int parameter, const at::Tensor& gradient, Arrival how,
                    bool partial);
-  // Memory for what may become the gradient of a parameter, of LendableBytes:
-  // its place in the local flat gradient, so that Add need not copy it
-  // (sharding/gradient/lendable_flat.h). Null where it is not to be had now.
-  // LOCAL.
-  c10::DataPtr Lend(int parameter, Arrival how);
   // The backward of a micro-batch that stays on this rank is over. LOCAL.
   absl::Status Fold();
   // A backward begins: what came before is no arrival of it. `may_nest`: it may
@@ -115,10 +108,6 @@ class FlatGradient {
 
   FlatParameter& flat() const { return *flat_; }
   size_t num_parameters() const { return parameters_.size(); }
-  // Of a gradient whose place Lend may give; 0 where it never does.
-  int64_t LendableBytes(int parameter) const;
-  // Some of its gradients have arrived, or are awaited in their places.
-  bool HasLocal() const { return local_.defined(); }
   bool arrived(size_t parameter) const {
     return parameters_[parameter].state != State::kAbsent;
   }
@@ -240,7 +229,7 @@ class FlatGradient {
   FlatBuffer sums_memory_;
   double divisor_ = 1;
 
-  LendableFlat local_;   // [P]
+  FlatBuffer local_;     // [P]
   FlatBuffer outgoing_;  // [P], where local_ is of another dtype; what was held
   FlatBuffer reduced_;   // [owned], unless in_place_ or is_stored_
   bool is_stored_ = false;  // the step's gradient is in stored()

@@ -86,8 +86,7 @@ absl::Status FlatGradient::AddZero(int parameter, Arrival how) {
   const bool first = p.state == State::kAbsent;
   if (first) p.state = State::kPlaced;
   TESSERA_RETURN_IF_ERROR(EnsureLocal(DtypeOf(how)));
-  TESSERA_RETURN_IF_ERROR(local_.Vacate(parameter));
-  if (first) PlaceIn(*local_, parameter).zero_();
+  if (first) PlaceIn(local_, parameter).zero_();
   return absl::OkStatus();
 }
 
@@ -107,7 +106,7 @@ bool FlatGradient::LiesLikeItsPlace(int parameter,
                                     const at::Tensor& gradient) const {
   const auto& p = flat_->parameters()[Index(parameter)];
   return gradient.is_cpu() && gradient.layout() == at::kStrided &&
-         ElementType(gradient.scalar_type()) == local_->dtype() &&
+         ElementType(gradient.scalar_type()) == local_.dtype() &&
          gradient.is_complex() == p.tensor.is_complex() &&
          gradient.sizes() == p.tensor.sizes() &&
          gradient.strides() == p.tensor.strides() && !gradient.is_conj() &&
@@ -116,19 +115,15 @@ bool FlatGradient::LiesLikeItsPlace(int parameter,
 
 absl::Status FlatGradient::WritePlace(int parameter, const at::Tensor& gradient,
                                       bool first) {
-  const bool same_layout = first && LiesLikeItsPlace(parameter, gradient);
-  if (same_layout && local_.LiesInPlace(parameter, gradient)) {
-    return absl::OkStatus();
-  }
-  TESSERA_RETURN_IF_ERROR(local_.Vacate(parameter));
-  if (same_layout) {  // without a walk through the dispatcher
+  // Without a walk through the dispatcher.
+  if (first && LiesLikeItsPlace(parameter, gradient)) {
     CopyBytes(at::kCPU,
-              local_->data(flat_->parameters()[Index(parameter)].range.begin),
+              local_.data(flat_->parameters()[Index(parameter)].range.begin),
               static_cast<const char*>(gradient.const_data_ptr()),
               static_cast<int64_t>(gradient.nbytes()));
     return absl::OkStatus();
   }
-  at::Tensor place = PlaceIn(*local_, parameter);
+  at::Tensor place = PlaceIn(local_, parameter);
   if (first && gradient.is_sparse() &&
       gradient.scalar_type() == place.scalar_type()) {
     place.zero_().add_(gradient);  // as to_dense, in place
@@ -166,9 +161,8 @@ absl::Status FlatGradient::FoldSmall() {
   std::vector<at::Tensor> places, sums;
   for (int i : small) {
     ParameterGradient& p = At(i);
-    TESSERA_RETURN_IF_ERROR(local_.Vacate(i));
     p.state = State::kPlaced;
-    places.push_back(PlaceIn(*local_, i));
+    places.push_back(PlaceIn(local_, i));
     sums.push_back(std::exchange(p.partial, at::Tensor()));
   }
   at::_foreach_copy_(places, sums);
@@ -178,30 +172,8 @@ absl::Status FlatGradient::FoldSmall() {
 
 void FlatGradient::Begin(bool may_nest) {
   if (may_nest && flat_->used_without_grad()) SetLate();
-  local_.Begin();
   for (ParameterGradient& p : parameters_) p.seen = false;
   num_missing_ = num_expected_;
-}
-
-int64_t FlatGradient::LendableBytes(int parameter) const {
-  const auto& p = flat_->parameters()[Index(parameter)];
-  const at::ScalarType dtype = ElementType(p.tensor.scalar_type());
-  const bool may = dtype == DtypeOf(Arrival::kAdd) ||
-                   dtype == DtypeOf(Arrival::kAccumulateLocally);
-  return may ? local_.LendableBytes(parameter) : 0;
-}
-
-c10::DataPtr FlatGradient::Lend(int parameter, Arrival how) {
-  const ParameterGradient& p = At(parameter);
-  const at::Tensor& tensor = flat_->parameters()[Index(parameter)].tensor;
-  const at::ScalarType dtype = DtypeOf(how);
-  const bool awaited = how != Arrival::kZero && p.expected && !p.seen &&
-                       p.state == State::kAbsent && !sent_ && !late_;
-  if (!awaited || ElementType(tensor.scalar_type()) != dtype ||
-      !EnsureLocal(dtype).ok() || local_->dtype() != dtype) {
-    return {};
-  }
-  return local_.Lend(parameter);
 }
 
 }  // namespace tessera

@@ -76,8 +76,8 @@ Gradients::Gradients(const std::vector<std::shared_ptr<FlatParameter>>& flats,
   for (size_t u = 0; u < flats.size(); ++u) {
     const auto& params = flats[u]->parameters();
     const auto end = next + static_cast<int64_t>(params.size());
-    flats_.push_back(std::make_unique<FlatGradient>(
-        flats[u], std::vector<bool>(next, end), options.in_place_bytes));
+    flats_.push_back(
+        std::make_unique<FlatGradient>(flats[u], std::vector<bool>(next, end)));
     next = end;
     accesses_.emplace_back();
     for (size_t i = 0; i < params.size(); ++i) {
@@ -97,9 +97,6 @@ Gradients::Gradients(const std::vector<std::shared_ptr<FlatParameter>>& flats,
                    flat->gradient_dtype() == at::kHalf;
           });
   MakeBuckets();
-  places_ = std::make_unique<GradientPlaces>(
-      flats_, &mutex_,
-      [this](const FlatGradient& flat) { return HowInPlace(flat); });
 }
 
 void Gradients::MakeBuckets() {
@@ -144,20 +141,6 @@ FlatGradient::Arrival Gradients::HowNow() const {
   return running().reduce ? How::kAdd : How::kAccumulateLocally;
 }
 
-// Only for flats whose turn it is: where the forecast is wrong, a place would
-// make the local flat gradient of another one exist early, and the memory of
-// more flats than the two at work would be held.
-std::optional<FlatGradient::Arrival> Gradients::HowInPlace(
-    const FlatGradient& flat) const {
-  bool at_work = !running().reduce || flat.HasLocal();
-  for (size_t i = cursor_; i < std::min(cursor_ + 2, buckets_.size()); ++i) {
-    const auto& bucket = buckets_[i];
-    at_work |= std::find(bucket.begin(), bucket.end(), &flat) != bucket.end();
-  }
-  if (!at_work) return std::nullopt;
-  return HowNow();
-}
-
 void Gradients::Arrived(int flat_index, int parameter,
                         const at::Tensor& tensor) {
   if (!runs()) {  // the user's own backward, or another engine's
@@ -179,9 +162,8 @@ void Gradients::Arrived(int flat_index, int parameter,
   if (autograd::get_current_graph_task_id() != OutermostTask::id()) {
     flat.SetLate();
   }
-  places_->Arrived(flat_index, parameter, gradient);
   ThrowIfError(flat.Add(parameter, gradient, HowNow(), flat.late()));
-  gradient.reset();  // it may lie in what is sent now
+  gradient.reset();  // before the sums take memory
   if (!running().reduce) return;
   ThrowIfError(LaunchReady(/*all=*/false));
 }
@@ -261,7 +243,6 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
   for (auto& flat : flats_) flat->Begin(micro_batch.may_nest);
   if (mine.ok()) {
     OutermostTask outermost;
-    const GradientPlaces::Backward places(places_.get());
     mine = CatchTorch("backward", backward);
   }
   ReleaseNodePins();

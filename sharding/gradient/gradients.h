@@ -26,9 +26,6 @@
 // Expected are the parameters that got a gradient on any rank in the last
 // backward (at first: those that require one), which all ranks know.
 //
-// Large gradients on the CPU lie in their places already when they arrive
-// (sharding/gradient/gradient_places.h).
-//
 // Threads: hooks may run on any thread; the other calls come from one.
 #ifndef SHARDING_GRADIENT_GRADIENTS_H_
 #define SHARDING_GRADIENT_GRADIENTS_H_
@@ -49,7 +46,6 @@
 #include "comm/communicator.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/flat_gradient.h"
-#include "sharding/gradient/gradient_places.h"
 #include "sharding/gradient/reduction.h"
 
 namespace tessera {
@@ -62,9 +58,6 @@ struct GradientOptions {
   // Neighbouring flats are reduced together while they have at most so many
   // elements in all.
   int64_t bucket_numel = 1 << 18;
-  // Gradients of so many bytes or more are written in their places; 0: none
-  // are.
-  int64_t in_place_bytes = 0;
   bool mean = true;          // false: the sum over ranks
   double predivide = 1;      // DeepSpeed's gradient_predivide_factor
   int64_t accumulation = 1;  // micro-batches of a step
@@ -101,9 +94,6 @@ struct MicroBatch {
 
 class Gradients {
  public:
-  // Backwards before large gradients lie in their places: two that agree.
-  static constexpr int kToLearnPlaces = 2;
-
   // Installs a hook on every parameter, frozen ones too (they may be unfrozen);
   // hooks found there are chained. `expected[i]`: parameter i of the model
   // requires a gradient on some rank, the same on all ranks. LOCAL.
@@ -190,8 +180,6 @@ class Gradients {
   void MakeBuckets();
   const MicroBatch& running() const { return *running_; }  // REQUIRES: runs
   FlatGradient::Arrival HowNow() const;
-  std::optional<FlatGradient::Arrival> HowInPlace(
-      const FlatGradient& flat) const;
   void Arrived(int flat, int parameter, const at::Tensor& tensor);
   absl::Status TakeOutside();
   void ForgetAccesses();
@@ -230,7 +218,6 @@ class Gradients {
   absl::Mutex mutex_;  // hooks against each other
   const GradientOptions options_;
   StreamChain stream_;  // of all work on gradients
-  std::unique_ptr<GradientPlaces> places_;
   // In the order in which they are launched.
   std::vector<std::vector<FlatGradient*>> buckets_;
   std::atomic<const MicroBatch*> running_ = nullptr;  // null: not within Run

@@ -68,7 +68,6 @@ void VisitWay(Spec& spec, const Visit& visit) {
   visit("max_live_parameters", &spec.max_live_parameters);
   visit("max_reuse_distance", &spec.max_reuse_distance);
   visit("reduce_bucket_size", &spec.reduce_bucket_size);
-  visit("in_place_gradient_bytes", &spec.in_place_gradient_bytes);
   visit("recompute", &spec.recompute);
   visit("activations", &spec.activations);
   visit("tier", &spec.tier);
@@ -187,7 +186,6 @@ void SetOffload(const TrainingSpec& spec, proto::Config* config) {
 void SetSharding(const TrainingSpec& spec, proto::Config* config) {
   proto::Sharding* sharding = config->mutable_sharding();
   sharding->set_accumulation(spec.accumulation_mode);
-  sharding->set_in_place_gradient_bytes(spec.in_place_gradient_bytes);
   config->set_gradient_allreduce_op(spec.reduction);
   int group = 0;
   if (spec.reshard == "true" || spec.reshard == "false") {

@@ -63,9 +63,6 @@ struct TrainingSpec {
   int64_t max_live_parameters = -1;
   int64_t max_reuse_distance = -1;
   int64_t reduce_bucket_size = -1;
-  // Of the smallest gradients that are written in their places: of these models
-  // all. 0: none.
-  int64_t in_place_gradient_bytes = 1;
   // activation_checkpointing: "", or "units/policy/check" ("auto/full").
   std::string recompute;
   // activation_checkpointing.offload: "cpu" or "nvme"; "": none.

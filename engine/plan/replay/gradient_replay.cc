@@ -74,22 +74,7 @@ void GradientReplay::Begin(const std::vector<int>& gradients, bool reduces) {
   }
 }
 
-bool GradientReplay::TakesInPlace(size_t flat) {
-  // What is there already is added to.
-  if (states_[flat].added_up) return false;
-  if (flats_[flat].working_bytes != item_bytes(flat)) return false;
-  bool at_work = !reduces_ || states_[flat].local_bytes > 0;
-  for (size_t b = cursor_; b < std::min(cursor_ + 2, buckets_.size()); ++b) {
-    const auto& bucket = buckets_[b];
-    at_work |= std::find(bucket.begin(), bucket.end(), flat) != bucket.end();
-  }
-  if (!at_work) return false;
-  EnsureLocal(flat, item_bytes(flat));
-  return true;
-}
-
 void GradientReplay::Arrived(size_t flat) {
-  EnsureLocal(flat, item_bytes(flat));
   --states_[flat].missing;
   if (reduces_) LaunchReady(/*all=*/false);
 }

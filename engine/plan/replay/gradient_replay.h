@@ -24,11 +24,9 @@ class GradientReplay {
   // A backward begins; `gradients[i]`: so many are expected of flat i. Not
   // `reduces`: they stay on this rank.
   void Begin(const std::vector<int>& gradients, bool reduces);
-  bool has_local(size_t flat) const { return states_[flat].local_bytes > 0; }
-  // Whether a gradient of flat i, of at least the size that is written in its
-  // place, may be: then the flat's local gradient is there from now on.
-  bool TakesInPlace(size_t flat);
-  // One of flat i has arrived.
+  // One of flat i is copied to the local gradient, which is there from now on.
+  void Copy(size_t flat) { EnsureLocal(flat, item_bytes(flat)); }
+  // One of flat i has arrived, and is gone.
   void Arrived(size_t flat);
   // The backward is over, and agreed on.
   void End();

@@ -6,14 +6,12 @@
 
 #include "engine/plan/replay/absences.h"
 #include "engine/plan/replay/gradient_replay.h"
-#include "sharding/trace/operators/kernel_memory.h"
 
 namespace tessera {
 namespace {
 
-// Steps until an engine knows what comes: Gradients::kToLearnPlaces backwards,
-// and one more.
-constexpr int kSteps = Gradients::kToLearnPlaces + 1;
+// Steps until an engine knows what comes, and one more.
+constexpr int kSteps = 3;
 
 struct Gathered {
   int64_t bytes = 0, times = 0;
@@ -79,8 +77,6 @@ class Replay {
   void Remove(size_t allocation);
   void Handle(const TraceEvent& event);
   void Allocate(const TraceEvent& event);
-  bool IsLentPlace(const TraceEvent& event);
-  bool IsBeforeResults(const TraceEvent& event) const;
   void Use(int32_t parameter, bool backward);
   void UseInNode(int32_t parameter, int64_t node);
   void TakeGradient(const TraceEvent& event);
@@ -97,10 +93,9 @@ class Replay {
   // By the operator that runs, and by the last node of backward that used any.
   std::vector<PlannedCopy*> pinned_, node_pinned_;
   int64_t node_ = -1;
-  // By allocation: its bytes, and the flat whose gradient it becomes, or -1.
+  // By allocation.
   struct Allocation {
     int64_t bytes = 0;
-    int becomes = -1;
     bool counted = false;
   };
   std::vector<Allocation> allocations_;
@@ -108,8 +103,6 @@ class Replay {
   std::vector<Absence> leaving_, returning_;  // by event
   Recomputation recomputation_;
   size_t left_ = 0, returned_ = 0, rerun_ = 0;  // of these, in a micro-batch
-  int64_t lent_bytes_ = 0;  // of the operator that runs, from before
-  int backwards_ = 0;
   Gathered gathered_;
 };
 
@@ -153,9 +146,6 @@ Replay::Replay(const Trace& trace, const std::vector<PlannedFlat>& flats,
       const int flat = flat_of[static_cast<size_t>(event.what)];
       if (flat < 0) continue;
       ++expected_[static_cast<size_t>(flat)];
-      if (event.other >= 0) {
-        allocations_[static_cast<size_t>(event.other)].becomes = flat;
-      }
     }
   }
 }
@@ -185,27 +175,8 @@ void Replay::Use(int32_t parameter, bool backward) {
 
 void Replay::Allocate(const TraceEvent& event) {
   Allocation& allocation = allocations_[static_cast<size_t>(event.what)];
-  if (IsLentPlace(event)) {
-    allocation.counted = false;
-    return;
-  }
   allocation.counted = true;
   held_.Add(PlanKind::kActivations, allocation.bytes);
-}
-
-// Whether what is allocated lies in the place of a gradient.
-bool Replay::IsLentPlace(const TraceEvent& event) {
-  const Allocation& allocation = allocations_[static_cast<size_t>(event.what)];
-  const int64_t least = options_.gradients.in_place_bytes;
-  if (!event.backward || allocation.becomes < 0 || least == 0 ||
-      allocation.bytes < least || backwards_ < Gradients::kToLearnPlaces) {
-    return false;
-  }
-  const auto flat = static_cast<size_t>(allocation.becomes);
-  const bool was_there = gradients_.has_local(flat);
-  if (!gradients_.TakesInPlace(flat)) return false;
-  if (was_there) lent_bytes_ += allocation.bytes;
-  return true;
 }
 
 void Replay::Add(size_t allocation) {
@@ -265,15 +236,9 @@ void Replay::RunAgain(const Rerun& rerun) {
 void Replay::TakeGradient(const TraceEvent& event) {
   const int flat = flat_of_[static_cast<size_t>(event.what)];
   if (flat < 0) return;
+  gradients_.Copy(static_cast<size_t>(flat));
+  if (event.other >= 0) Remove(static_cast<size_t>(event.other));
   gradients_.Arrived(static_cast<size_t>(flat));
-  if (event.other < 0) return;
-  Remove(static_cast<size_t>(event.other));
-}
-
-bool Replay::IsBeforeResults(const TraceEvent& event) const {
-  return event.bytes > 0 &&
-         TakesMemoryBeforeResults(
-             trace_.operators[static_cast<size_t>(event.what)]);
 }
 
 void Replay::Handle(const TraceEvent& event) {
@@ -286,11 +251,7 @@ void Replay::Handle(const TraceEvent& event) {
       Remove(static_cast<size_t>(event.what));
       break;
     case TraceEvent::Kind::kOperator:
-      // Where a kernel takes its own memory while a result has none yet, one in
-      // a gradient's place had.
-      held_.Touch(PlanKind::kKernels,
-                  event.bytes + (IsBeforeResults(event) ? lent_bytes_ : 0));
-      lent_bytes_ = 0;
+      held_.Touch(PlanKind::kKernels, event.bytes);
       UnpinAll(&pinned_);
       break;
     case TraceEvent::Kind::kBegin:
@@ -324,7 +285,6 @@ void Replay::MicroBatch(bool reduces) {
   UnpinAll(&node_pinned_);
   gradients_.End();
   schedule_.EndPass();
-  ++backwards_;
   // What the trace leaves (gradients of parameters that are no engine's).
   for (size_t i = 0; i < allocations_.size(); ++i) Remove(i);
 }

@@ -84,23 +84,10 @@ TEST_F(StepReplayTest, Stage3GathersOneUnitAtATime) {
   // Both gathers of each: forward and backward, but b stays from one to the
   // other, since its backward comes next.
   EXPECT_EQ(result.gathered_bytes, (1280 + 640 + 640) * 4);
-  // While b's gradient is reduced: b is whole, its local gradient and what is
-  // kept of it are there.
+  // While b's gradient is copied: b is whole, and its local gradient is there.
   EXPECT_EQ(result.peak[PlanKind::kGathered], 1280 * 4);
   EXPECT_EQ(result.peak[PlanKind::kActivations], 8000 + 5120);
-  EXPECT_EQ(result.peak[PlanKind::kGradients], (1280 + 640) * 4);
-}
-
-TEST_F(StepReplayTest, LargeGradientsLieInTheirPlaces) {
-  options_.gradients.in_place_bytes = 5000;  // b's alone
-  const StepReplayResult result = Replay(2);
-  EXPECT_EQ(result.peak[PlanKind::kActivations], 8000);
-  EXPECT_EQ(result.peak[PlanKind::kGradients], (1280 + 640) * 4);
-  EXPECT_EQ(Replay(0).peak[PlanKind::kKernels], 100);
-  // Where the place was there before, what a kernel takes before it has a
-  // result is beside it.
-  trace_.operators = {"aten::convolution_backward"};
-  EXPECT_EQ(Replay(0).peak[PlanKind::kKernels], 100 + 5120);
+  EXPECT_EQ(result.peak[PlanKind::kGradients], 1280 * 4);
 }
 
 TEST_F(StepReplayTest, SmallFlatsAreReducedTogether) {
@@ -109,15 +96,14 @@ TEST_F(StepReplayTest, SmallFlatsAreReducedTogether) {
   // Both local ones, and both packed.
   EXPECT_EQ(result.peak[PlanKind::kGradients], 2 * 1920 * 4);
   options_.gradients.bucket_numel = 0;
-  EXPECT_EQ(Replay(2).peak[PlanKind::kGradients], (1280 + 640) * 4);
+  EXPECT_EQ(Replay(2).peak[PlanKind::kGradients], 1280 * 4);
 }
 
 TEST_F(StepReplayTest, AccumulationKeepsSums) {
   options_.micro_batches = 2;
   const StepReplayResult result = Replay(2);
-  // The second micro-batch: b's local gradient beside the step's of both, and
-  // b's sums, which wait for the agreement.
-  EXPECT_EQ(result.peak[PlanKind::kGradients], (1280 + 960 + 640) * 4);
+  // The second micro-batch: b's local gradient beside the step's of both.
+  EXPECT_EQ(result.peak[PlanKind::kGradients], (1280 + 960) * 4);
   EXPECT_EQ(result.reduced_bytes, 2 * 1920 * 4);
 }
 

@@ -294,8 +294,4 @@ int64_t KernelMemory(const std::string& name, const Args& args,
   return found == table->end() ? 0 : found->second(args, results);
 }
 
-bool TakesMemoryBeforeResults(const std::string& name) {
-  return name == "aten::convolution" || name == "aten::convolution_backward";
-}
-
 }  // namespace tessera

@@ -14,8 +14,6 @@ namespace tessera {
 // Bytes; `args` and `results` on meta. By at::get_num_threads().
 int64_t KernelMemory(const std::string& name, const OperatorArguments& args,
                      const OperatorResults& results);
-// Whether it is taken before there are results, which take its place then.
-bool TakesMemoryBeforeResults(const std::string& name);
 
 }  // namespace tessera
 #endif  // SHARDING_TRACE_OPERATORS_KERNEL_MEMORY_H_
