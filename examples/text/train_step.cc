@@ -4,6 +4,7 @@
 
 #include "ATen/Functions.h"
 #include "base/status.h"
+#include "config/config.pb.h"
 
 absl::StatusOr<at::Tensor> TrainStep(tessera::Engine* engine,
                                      tessera::DataLoader* loader,

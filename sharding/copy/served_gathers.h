@@ -3,8 +3,8 @@
 // (comm/shard_server.h), whatever those do meanwhile.
 //
 // A version is an update of all ranks: between two EndUpdates an owner changes
-// its shards only after every rank has entered the update (engine/parts/
-// exclusive_scope.h sees to that).
+// its shards only after every rank has entered the update
+// (engine/model/exclusive_scope.h sees to that).
 //
 // Threads: any.
 #ifndef SHARDING_COPY_SERVED_GATHERS_H_
