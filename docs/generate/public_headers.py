@@ -18,7 +18,7 @@ import sys
 
 PACKER = "dist/pack_dist.py"  # its PUBLIC are the headers that a program includes
 # What these include for their own sake: no name of it is one for users.
-INTERNAL = ("sharding/copy/*", "sharding/flat/[!u]*", "sharding/gradient/*",
+INTERNAL = ("sharding/copy/*", "sharding/flat/[!u]*", "sharding/flat/user_writes.h", "sharding/gradient/*",
             "sharding/dispatch/*", "sharding/trace/*", "offload/*",
             "base/torch/*", "base/stream/*", "base/layout/*", "base/shared_mutex.h", "base/monotonic.h", "base/memory/*",
             "checkpoint/disk/*", "checkpoint/format/*", "config/reader/*",
