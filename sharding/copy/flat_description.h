@@ -91,8 +91,7 @@ struct FlatParameterOptions {
   // a disk.
   Tier gradients = Tier::kMemory;
   // Shards of the working copy, of flats whose parameters are sharded; without
-  // `shared` and `served`; not of a device on a disk. Where they are the
-  // masters, these.
+  // `shared` and `served`. Where they are the masters, these.
   Tier parameters = Tier::kMemory;
 
   TieredBuffer::Place PlaceOf(Tier tier) const;

@@ -41,8 +41,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "base/layout/flat_buffer.h"
-#include "base/stream/stream_point.h"
 #include "base/stream/stream_uses.h"
 #include "comm/communicator.h"
 #include "offload/shard_states.h"

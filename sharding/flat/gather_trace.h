@@ -4,28 +4,15 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
-
-#include "absl/strings/str_cat.h"
-#include "base/trace/trace.h"
 
 namespace tessera {
 
 class GatherTrace {
  public:
   // `ahead`: before it was asked for.
-  void Begin(bool ahead) {
-    begun_ = TraceRecords() ? TraceNow() : 0;
-    ahead_ = ahead;
-  }
+  void Begin(bool ahead);
   // Its values are taken.
-  void End(const std::string& unit, int64_t bytes) {
-    const int64_t begun = std::exchange(begun_, 0);
-    if (begun == 0 || bytes == 0) return;
-    AddTraceSpan({TraceTrack::kGather, absl::StrCat("gather ", unit), begun,
-                  TraceNow(), unit, bytes,
-                  ahead_ ? "\"ahead\":true" : "\"ahead\":false"});
-  }
+  void End(const std::string& unit, int64_t bytes);
 
  private:
   int64_t begun_ = 0;  // 0: nothing is recorded
