@@ -1,4 +1,4 @@
-// A completed configuration as text, with every default.
+// Writes a completed configuration as text, with every default.
 #ifndef CONFIG_CONFIG_TEXT_H_
 #define CONFIG_CONFIG_TEXT_H_
 
@@ -8,12 +8,13 @@
 
 namespace tessera {
 
-// One JSON object in DeepSpeed's shape: the first of each field's keys, null
-// where that is the default. Read again it gives the same text.
+// Returns one JSON object in DeepSpeed's shape, with the first of each field's
+// keys, and null where that is the default. Reading it gives the same text
+// again.
 std::string ConfigToJson(const proto::Config& config);
 
-// Protobuf text format; after each value that `written` does not have stands
-// "# default", or "# resolved" where it is another.
+// Returns protobuf text format. A value that `written` lacks is followed by "#
+// default", one that differs from `written` by "# resolved".
 std::string ConfigToText(const proto::Config& config,
                          const proto::Config& written);
 

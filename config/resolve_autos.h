@@ -1,4 +1,4 @@
-// Puts what the program knows in the place of "auto" (config/auto_values.h).
+// Replaces "auto" by what the program knows (config/auto_values.h).
 #ifndef CONFIG_RESOLVE_AUTOS_H_
 #define CONFIG_RESOLVE_AUTOS_H_
 
@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// Of `record`, what was written as "auto". REQUIRES: config is not completed
-// yet.
+// Resolves the fields that `record` lists as written "auto". REQUIRES: config
+// is not completed yet.
 void ResolveAutos(const ReadRecord& record, const AutoValues& values,
                   int world_size, proto::Config* config, Faults* faults);
 
