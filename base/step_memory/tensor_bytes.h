@@ -9,8 +9,8 @@
 // turns from step to step, so that what is older than a step is not counted as
 // the step's own.
 //
-//   set 0  [ outside | backward | step | forward, no unit | units ... | others
-//   ] set 1  [ the same ]
+//   set 0  [ outside | backward | step | forward, no unit | units | others ]
+//   set 1  [ outside | ... ]
 //
 // A call costs two additions without a lock and two loads.
 //
