@@ -1,4 +1,4 @@
-// AutocastScope: what Python's torch.autocast is, for tests in C++.
+// AutocastScope does in C++ what Python's torch.autocast does.
 #ifndef TESTS_DISPATCH_AUTOCAST_SCOPE_H_
 #define TESTS_DISPATCH_AUTOCAST_SCOPE_H_
 
@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// Autocast on or off for its life on the CPU; may be nested.
+// Turns autocast of the CPU on or off for its life; scopes may be nested.
 class AutocastScope {
  public:
   explicit AutocastScope(bool cache, bool on = true,

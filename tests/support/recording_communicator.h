@@ -1,5 +1,5 @@
-// RecordingCommunicator: looks on at another communicator, and keeps what was
-// called in order, with words that a test may put between.
+// RecordingCommunicator wraps another communicator and records what is called
+// in order, with words that a test may put in between.
 #ifndef TESTS_SUPPORT_RECORDING_COMMUNICATOR_H_
 #define TESTS_SUPPORT_RECORDING_COMMUNICATOR_H_
 
@@ -20,14 +20,16 @@ class RecordingCommunicator : public Communicator {
  public:
   struct Call {
     // "all-gather", "reduce-scatter", "all-reduce", "broadcast", "exchange", or
-    // "" for a word of the test's.
+    // "" for a word of the test.
     std::string operation;
-    std::string what;   // the tag's
-    std::string group;  // "", or the name of the part that it was called of
-    int ranks = 1;      // that take part
-    int64_t bytes = 0;  // of the whole tensor; not of exchanges
+    std::string what;  // the tag
+    std::string
+        group;      // "", or the name of the subgroup on which it was called
+    int ranks = 1;  // number of ranks that take part
+    int64_t bytes = 0;  // of the whole tensor; 0 for exchanges
 
-    // By this rank, where each piece goes around from rank to rank.
+    // Returns the bytes that this rank sends, if each piece goes around from
+    // rank to rank.
     int64_t sent_bytes() const {
       return bytes / ranks * (ranks - 1) * (operation == "all-reduce" ? 2 : 1);
     }
@@ -37,9 +39,9 @@ class RecordingCommunicator : public Communicator {
       : RecordingCommunicator(std::move(inner), "", std::make_shared<Calls>()) {
   }
 
-  // Puts a word of the test's behind what was called so far.
+  // Adds a word of the test after the calls so far.
   void Note(std::string word) { Add("", std::move(word)); }
-  // What was called since the last time.
+  // Returns what was called since the last Take.
   std::vector<Call> Take() {
     absl::MutexLock lock(&calls_->mutex);
     return std::exchange(calls_->list, {});
@@ -71,7 +73,7 @@ class RecordingCommunicator : public Communicator {
     Add("exchange", tag.what);
     return inner_->AllGatherStrings(mine, tag);
   }
-  // Calls of the parts are kept with those of the whole.
+  // Records calls of subgroups with those of the whole.
   absl::StatusOr<std::shared_ptr<Communicator>> Split(int color,
                                                       CommTag name) override {
     auto part = inner_->Split(color, name);
