@@ -231,7 +231,7 @@ TEST_F(Packed, WholeDocumentsThatBeginWithTheirToken) {
   EXPECT_THAT(sequence.targets, ElementsAre(1, 2, E, 3));
 }
 
-// Of any documents, every token but the first of each is a target once.
+// In any documents, every token except the first is a target once.
 TEST_F(Packed, WholeLosesNothing) {
   std::vector<uint16_t> tokens;
   std::vector<int> expected(100);

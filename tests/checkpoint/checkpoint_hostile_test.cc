@@ -1,6 +1,6 @@
-// Manifests and indices of another hand, with checksums that fit: a field is
-// changed, left out or doubled, and the engine loads it or says why not on all
-// ranks, and has changed nothing then.
+// Manifests and indices are manipulated, with matching checksums: a field is
+// changed, left out or doubled. The engine loads the result, or says why not on
+// all ranks and has changed nothing.
 #include <torch/torch.h>
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Parts of checkpoints: values alone, some parameters, by other names, of
+// Loads parts of checkpoints: values alone, some parameters, by other names, of
 // another model.
 #include <torch/torch.h>
 
@@ -58,8 +58,8 @@ absl::StatusOr<LoadCheckpointOptions> OptionsOf(absl::string_view args,
   return options;
 }
 
-// One step of another run's, then the load: the state before it, what it says,
-// the state after it.
+// Makes one step of another run, then loads; returns the state before, the
+// report, and the state after.
 TESSERA_RANK_FUNCTION(TrainAndLoadPart) {
   const CheckpointArgs a(args);
   at::set_num_threads(1);
@@ -83,7 +83,7 @@ TESSERA_RANK_FUNCTION(TrainAndLoadPart) {
                      "; unexpected: ", absl::StrJoin(loaded->unexpected, " "));
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string after, StateOf(*engine, *model));
-  // That it trains on is part of it.
+  // Training on is part of the test.
   TrainingSpec more = a.spec;
   more.steps = static_cast<int>(engine->step()) + 1;
   TESSERA_RETURN_IF_ERROR(
@@ -128,7 +128,7 @@ class PartialTest : public CheckpointTest {
     return Parse(text);
   }
 
-  // What all ranks say.
+  // Returns what all ranks report.
   Loaded Load(const std::string& of, const std::vector<std::string>& options) {
     const std::vector<std::string> answers =
         RunOn(kWorldSize, "TrainAndLoadPart", spec_,
@@ -142,7 +142,7 @@ class PartialTest : public CheckpointTest {
     return {Parse(parts[0]), Parse(parts[2]), parts[1]};
   }
 
-  // What `from` says of a key is the key there; "": it is as before.
+  // Expects that a key has what `from` says for it; "": its value of before.
   static void ExpectFrom(
       const State& saved, const Loaded& got,
       const std::function<std::string(const std::string&)>& from) {
@@ -167,7 +167,8 @@ TEST_P(PartialTest, TheModelAlone) {
   });
 }
 
-// Whose states have the same names and others, or the same of another kind.
+// The other optimizer's states have the same names and other values, or the
+// same names and another kind.
 TEST_P(PartialTest, TheModelAloneIntoAnotherOptimizer) {
   const State saved = Save("Gpt");
   for (const char* optimizer :
@@ -185,8 +186,9 @@ TEST_P(PartialTest, TheModelAloneIntoAnotherOptimizer) {
   }
 }
 
-// "<spec>\n<folder>\n<optimizer>\n<states of both>\n<states of it alone>": what
-// a run with that optimizer makes of the other's checkpoint; and what is wrong.
+// args: "<spec>\n<folder>\n<optimizer>\n<states of both>\n<states of it
+// alone>". Loads the other's checkpoint in a run with that optimizer; returns
+// what is wrong.
 TESSERA_RANK_FUNCTION(GoOnWithOtherOptions) {
   const CheckpointArgs a(args);
   const std::vector<std::string> lines = absl::StrSplit(args, '\n');
@@ -301,7 +303,7 @@ TEST_P(PartialTest, OptionsThatAreTurnedOnInARun) {
   }
 }
 
-// By way of safetensors, which have no more than that.
+// The model goes through safetensors, which hold no more than that.
 TEST_P(PartialTest, TheModelImported) {
   const State saved = Save("Gpt");
   TESSERA_ASSERT_OK(ExportSafetensors(dir_ + "Gpt", dir_ + "st", {}, nullptr,
@@ -406,7 +408,7 @@ TEST_P(PartialTest, WhatSharesMemoryIsLoadedTogether) {
   EXPECT_EQ(got.after, got.before);
 }
 
-// A part of its own state, which it has.
+// Loads a part of its own state, which it has.
 TESSERA_RANK_FUNCTION(TrainSaveAndLoadPart) {
   const CheckpointArgs a(args);
   auto model = BuildModel(a.spec.model, world.rank());

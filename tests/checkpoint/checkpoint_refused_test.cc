@@ -1,6 +1,5 @@
-// Checkpoints that are damaged, of another run, or not the same on all ranks:
-// whatever is wrong with a folder is found on all ranks before anything
-// changes.
+// Checkpoints are damaged, of another run, or different on the ranks. Whatever
+// is wrong with a folder is found on all ranks before anything changes.
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <torch/torch.h>
@@ -53,8 +52,8 @@ TESSERA_RANK_FUNCTION(LoadFails) {
   return absl::StrCat(status.ToString(), "\n", ToText(record));
 }
 
-// What loading says of each folder after the first two lines, one line each,
-// and the record of training that goes on as if none had been tried.
+// Returns what loading says of each folder after the first two lines, one line
+// each, and the record of training that continues as if none had been tried.
 TESSERA_RANK_FUNCTION(LoadsFail) {
   const CheckpointArgs a(args);
   const std::vector<std::string> lines = absl::StrSplit(args, '\n');

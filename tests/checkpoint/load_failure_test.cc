@@ -1,6 +1,6 @@
-// A load that fails on a rank after the values have changed there: the others
-// must hear of it, as they may wait for this rank's part. And ranks whose disks
-// are not equally fast.
+// A load fails on a rank after the values have changed there: the others must
+// be told, as they may wait for this rank's part. And ranks have disks of
+// different speed.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -27,7 +27,7 @@ namespace {
 using ::testing::ContainsRegex;
 using ::testing::Each;
 
-// Refuses all-gathers while it is told to. Keeps announcements to itself.
+// Refuses all-gathers on request. It keeps announcements to itself.
 class RefusingCommunicator : public RecordingCommunicator {
  public:
   using RecordingCommunicator::RecordingCommunicator;
@@ -43,7 +43,7 @@ class RefusingCommunicator : public RecordingCommunicator {
   std::string announced;
 };
 
-// The same on all ranks, so that none waits.
+// The failure is the same on all ranks, so that none waits.
 TESSERA_RANK_FUNCTION(LoadCannotPublish) {
   const std::string dir(args);
   TrainingSpec spec;

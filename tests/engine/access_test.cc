@@ -1,5 +1,6 @@
-// Values by name, read and written: what is read of a sharded engine are the
-// oracle's bits, and what is written trains on as if it had always been there.
+// Reads and writes values by name: what is read of a sharded engine has the
+// oracle's bits, and training continues with written values as if they had
+// always been there.
 #include <torch/torch.h>
 
 #include <map>
@@ -49,7 +50,7 @@ absl::StatusOr<Record> ReadAll(Trainee* t) {
   return record;
 }
 
-// args: a TrainingSpec. Two steps; all that can be read.
+// args: a TrainingSpec. Makes two steps; returns all that can be read.
 TESSERA_RANK_FUNCTION(ReadAfterSteps) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t,
@@ -204,7 +205,7 @@ TEST_P(AccessTest, ShardsAreTheParts) {
   }
 }
 
-// args: a TrainingSpec. What each misuse says.
+// args: a TrainingSpec. Returns the error of each misuse.
 TESSERA_RANK_FUNCTION(MisuseAccess) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t,

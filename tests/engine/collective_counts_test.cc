@@ -101,12 +101,13 @@ class CollectiveCountsTest
     spec_.accumulation_mode = std::get<2>(GetParam());
     spec_.reduce_bucket_size = 1;
   }
-  // Backwards of a step that reduce.
+  // Returns the backwards of a step that reduce.
   int reducing() const {
     return spec_.accumulation_mode == "local" ? 1 : spec_.accumulation;
   }
-  // A step's, if each micro-batch gathers `gathered` units at stage 3 and
-  // reduces `buckets`, and the step has `exchanges` small messages of its own.
+  // Returns the counts of a step in which each micro-batch gathers `gathered`
+  // units at stage 3 and reduces `buckets`, and which has `exchanges` small
+  // messages of its own.
   Counts Expected(int gathered, int buckets, int exchanges) const {
     Counts counts;
     if (spec_.stage == 3) {
@@ -126,9 +127,9 @@ class CollectiveCountsTest
         RunOnRanks(world_size_, "Count", absl::StrCat(more, spec_.ToText())),
         Each(ToText(of_step)));
   }
-  // Of shard groups of two on four ranks: what `expected` says of parameters
-  // and gradients stays within a group; each reduction has a sum over replicas;
-  // one more message says what was written.
+  // Checks shard groups of two on four ranks: the collectives of parameters and
+  // gradients in `expected` stay within a group; each reduction has a sum over
+  // replicas; one more message says what was written.
   void ExpectCountsInGroups(const Counts& expected, int buckets) {
     Counts counts;
     for (const auto& [operation, count] : expected) {

@@ -1,5 +1,5 @@
-// In which order collectives are called at stage 3, between what the model
-// does: a model of three blocks, two ranks, one line per event.
+// Tests the order of collectives at stage 3, between what the model does: a
+// model of three blocks, two ranks, one line per event.
 #include <torch/torch.h>
 
 #include <memory>

@@ -1,5 +1,5 @@
-// Construction of modules that are larger than a rank's budget: values, buffers
-// and the generator as after plain construction.
+// Constructs modules that are larger than a rank's budget: values, buffers and
+// the generator are as after plain construction.
 #include <torch/torch.h>
 
 #include <memory>

@@ -1,4 +1,4 @@
-// The learning rate of each step: by the configuration's schedule, or the
+// Tests the learning rate of each step: by the configuration's schedule, or the
 // program's; also after a checkpoint, and where steps are skipped.
 #include <torch/torch.h>
 

@@ -36,7 +36,7 @@ at::Tensor Weight(const torch::nn::Module& module) {
   return ParameterOf(module, "blocks.1.up.weight");  // [29, 13]
 }
 
-// The same on all ranks, without gradients.
+// A write that all ranks make, without gradients.
 using Write = std::function<void(const torch::nn::Module&)>;
 
 const std::map<std::string, Write>& Writes() {
@@ -96,9 +96,9 @@ void AddMasters(const std::string& when, const std::string& name,
   record->push_back(absl::StrCat(when, " ", name, " ", PrintOf(master)));
 }
 
-// args: "<write> <spec>". Masters and working copies after a write before the
-// first step, after one before the second, and at the end; then the closed
-// module.
+// args: "<write> <spec>". Returns masters and working copies after a write
+// before the first step, after one before the second, and at the end; then the
+// closed module.
 TESSERA_RANK_FUNCTION(WriteAndTrain) {
   const std::vector<std::string> words =
       absl::StrSplit(args, absl::MaxSplits(' ', 1));
@@ -131,8 +131,8 @@ TESSERA_RANK_FUNCTION(WriteAndTrain) {
   return ToText(record);
 }
 
-// An element of a master becomes the working one where that is no longer the
-// master's, rounded.
+// Applies the write to the oracle: an element of a master becomes the working
+// one if that is no longer the master, rounded.
 void WriteToOracle(const Write& write, int world_size, Oracle* oracle) {
   torch::NoGradGuard no_grad;
   for (int r = 0; r < world_size; ++r) write(oracle->module(r));

@@ -1,7 +1,7 @@
-// Which operators write parameters: one of the user's own that does not say so
-// costs nothing, and is named if it writes all the same; running statistics
-// that are parameters are refused by name; what ranks write at places that
-// depend on their input is named where it differs.
+// Tests which operators write parameters: a user's operator that does not say
+// so costs nothing, and is named if it writes all the same; running statistics
+// that are parameters are refused by name; where ranks write different values
+// at places that depend on their input, the parameter is named.
 #include <torch/torch.h>
 
 #include <functional>
@@ -77,7 +77,8 @@ struct Blocks : torch::nn::Module {
   std::vector<std::shared_ptr<Block>> blocks;
 };
 
-// Which memory is shared, and shards that are served, are the other one's.
+// Delegates what memory is shared, and shards that are served, to the inner
+// communicator.
 class SharingRecorder : public RecordingCommunicator {
  public:
   explicit SharingRecorder(std::shared_ptr<Communicator> inner)
@@ -95,7 +96,7 @@ class SharingRecorder : public RecordingCommunicator {
   const std::shared_ptr<Communicator> inner_;
 };
 
-// At stage 3, where no unit stays whole without a reason.
+// Makes an engine at stage 3 where no unit stays whole without a reason.
 absl::StatusOr<std::unique_ptr<Engine>> Create(
     std::shared_ptr<torch::nn::Module> model,
     std::shared_ptr<Communicator> comm, int stage, bool check_writes = false) {
@@ -110,8 +111,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Create(
   return Engine::Create(std::move(model), config, options);
 }
 
-// What an operator on every block leaves in the ledger, what it took at the
-// most, and the collectives that it made. args: its name.
+// args: an operator's name. Returns what the operator on every block leaves in
+// the ledger, what it took at most, and the collectives that it made.
 TESSERA_RANK_FUNCTION(CostOfOperator) {
   auto model = std::make_shared<Blocks>();
   auto comm = std::make_shared<SharingRecorder>(world.communicator());
@@ -205,7 +206,7 @@ struct StatisticsImpl : torch::nn::Module {
   at::Tensor weight, mean, var;
 };
 
-// Of a forward, by stage. args: which.
+// args: which statistics. Returns the status of a forward, by stage.
 TESSERA_RANK_FUNCTION(StatisticsAsParameters) {
   std::string statuses;
   for (int stage = 0; stage <= 3; ++stage) {

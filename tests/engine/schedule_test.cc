@@ -1,6 +1,6 @@
-// What comes and goes when, at stage 3, does not change what is computed: every
+// When units come and go at stage 3 does not change what is computed: every
 // loop, however its forwards, backwards and steps follow each other, gives the
-// oracle's bits; and what may be whole at a time is kept.
+// oracle's bits; and the limit of what may be whole at a time is kept.
 #include <torch/torch.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The working copy that the ranks of a host share, and shards that are served:
-// nobody reads a half-written weight, a write of the user's is made once, and
+// Tests the working copy that the ranks of a host share, and shards that are
+// served: nobody reads a half-written weight, a user's write is made once, and
 // on one host nothing is gathered.
 #include <torch/torch.h>
 

@@ -1,6 +1,6 @@
-// Engine::Summon: what is written through raw pointers into parameters that are
-// whole in place, on all ranks or on rank 0 alone, is what SetMaster would have
-// written; or it is as if it had never been.
+// Tests Engine::Summon: what is written through raw pointers into parameters
+// that are whole in place, on all ranks or on rank 0 alone, is what SetMaster
+// would have written; or nothing has changed.
 #include <torch/torch.h>
 
 #include <algorithm>

@@ -107,7 +107,7 @@ bool IsBlock(const nn::Module& module) {
          dynamic_cast<const BlockImpl<nn::BatchNorm1d>*>(&module) != nullptr;
 }
 
-// `Norm`: SyncBatchNorm1d, or the one that becomes that.
+// `Norm` is SyncBatchNorm1d, or the one that is converted to it.
 template <typename Norm>
 struct NetImpl : nn::Module {
   NetImpl() {
@@ -125,7 +125,8 @@ struct NetImpl : nn::Module {
     }
     return x;
   }
-  // Of rank r's batch in a step; rank 1 has none in the second one.
+  // Returns the loss of rank r's batch in a step; rank 1 has none in the second
+  // one.
   Tensor Loss(int rank, int step, at::ScalarType dtype, bool checkpointed) {
     at::manual_seed(100 * step + rank);
     const int64_t samples = rank == 1 && step == 1 ? 0 : 3 + rank;
@@ -152,7 +153,7 @@ std::string BitsOf(const nn::Module& net) {
   return bits;
 }
 
-// What DistributedDataParallel would do, by hand.
+// Trains by hand as DistributedDataParallel would.
 absl::StatusOr<std::string> TrainByHand(const World& world) {
   at::manual_seed(1);
   Net net;

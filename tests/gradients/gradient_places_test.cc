@@ -1,7 +1,7 @@
-// Gradients that libtorch writes in their places
-// (sharding/gradient/gradient_places.h), and what becomes of places that turn
-// out to be another tensor's: the same bits as of gradients that are copied,
-// and tensors of a user's stay what they are.
+// libtorch writes gradients in their places
+// (sharding/gradient/gradient_places.h). If a place turns out to be another
+// tensor's, the bits are those of copied gradients, and a user's tensors stay
+// unchanged.
 #include <torch/torch.h>
 
 #include <functional>
@@ -51,9 +51,9 @@ struct Run {
   std::shared_ptr<Matrices> model;
   std::unique_ptr<Engine> engine;
   int rank = 0;
-  std::vector<int> lent;  // gradients that lay in their places, by step
+  std::vector<int> lent;  // by step, gradients that lay in their places
 
-  // What each step does besides, before its Backward.
+  // What each step does in addition, before its Backward.
   using Extra = std::function<void(Run& run, int step, at::Tensor& loss)>;
 
   static absl::StatusOr<Run> Make(const World& world, absl::string_view args) {
@@ -85,7 +85,8 @@ struct Run {
     return absl::OkStatus();
   }
 
-  // The parameters, and after " lent " how many gradients lay in their places.
+  // Returns the parameters, and after " lent " how many gradients lay in their
+  // places.
   absl::StatusOr<std::string> Finish() {
     TESSERA_ASSIGN_OR_RETURN(const Record record,
                              ParametersOf(*engine, *model));
@@ -160,7 +161,7 @@ TEST_P(GradientPlacesTest, MayBeThoseOfOtherParameters) {
   EXPECT_FALSE(LentBy("AnotherOrder").empty());
 }
 
-// One matrix has no gradient from then on, another one two.
+// From then on one matrix has no gradient, and another has two.
 TESSERA_RANK_FUNCTION(OneTwice) {
   TESSERA_ASSIGN_OR_RETURN(Run run, Run::Make(world, args));
   TESSERA_RETURN_IF_ERROR(run.Train([](int step) {
@@ -174,7 +175,7 @@ TEST_P(GradientPlacesTest, MayStayEmpty) {
   EXPECT_FALSE(LentBy("OneTwice").empty());
 }
 
-// A gradient that the backward goes on with, and adds to, after it arrived.
+// The backward uses a gradient after it arrived, and adds to it.
 TESSERA_RANK_FUNCTION(AddToAfterwards) {
   TESSERA_ASSIGN_OR_RETURN(Run run, Run::Make(world, args));
   const at::Tensor factor =
@@ -198,7 +199,8 @@ TESSERA_RANK_FUNCTION(AddToAfterwards) {
 }
 
 TEST_P(GradientPlacesTest, StayAsTheyArrived) {
-  // A place in vain, once; then it is known that others have that tensor.
+  // A place is used in vain once; then it is known that others have that
+  // tensor.
   EXPECT_THAT(LentBy("AddToAfterwards"), ::testing::Each("0021011"));
 }
 
@@ -212,8 +214,8 @@ absl::Status ExpectUnchanged(const std::vector<at::Tensor>& kept,
   return absl::OkStatus();
 }
 
-// A user keeps `part` of each gradient at the steps that `keeps` names: it has
-// to stay as it was. `check` runs before the engine ends.
+// A user keeps `part` of each gradient at the steps that `keeps` names; it must
+// stay unchanged. `check` runs before the engine ends.
 absl::StatusOr<std::string> TrainKeeping(
     Run run, const std::function<at::Tensor(const at::Tensor&)>& part,
     const std::function<bool(int step)>& keeps,
@@ -260,7 +262,7 @@ TEST_P(GradientPlacesTest, StayWithAUserWhoKeepsThem) {
   EXPECT_THAT(LentBy("KeepGradients"), ::testing::Each("0041000"));
 }
 
-// The same of a view: libtorch does not see it.
+// A user keeps views, which libtorch does not see.
 TESSERA_RANK_FUNCTION(KeepViews) {
   TESSERA_ASSIGN_OR_RETURN(Run run, Run::Make(world, args));
   return TrainKeeping(

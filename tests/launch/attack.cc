@@ -28,9 +28,9 @@ namespace tessera {
 namespace {
 
 constexpr char kAttack[] = "TESSERA_ATTACK";
-// Connections that are looked at again before they are closed.
+// Connections that are checked again before they are closed.
 constexpr size_t kOpen = 64;
-// Of 0.4 s each, before a door counts as closed.
+// Tries of 0.4 s each, before a socket counts as closed.
 constexpr int kTries = 5;
 
 // ---- in the attacking process ----

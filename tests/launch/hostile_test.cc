@@ -1,5 +1,5 @@
-// A job that strangers attack while it trains, and while it starts: its losses
-// are those of an undisturbed run, nobody is let in, it does not grow.
+// Strangers attack a job while it trains, and while it starts: its losses are
+// those of an undisturbed run, nobody is let in, and it does not grow.
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>

@@ -1,5 +1,6 @@
-// A job that is told to end saves where it is, and ends: this test program, run
-// again as one that trains for ever (see kProgram) with a CheckpointManager.
+// A job that is asked to end saves where it is, and ends: this test program
+// runs again as one that trains for ever (see kProgram) with a
+// CheckpointManager.
 #include <signal.h>
 #include <unistd.h>
 

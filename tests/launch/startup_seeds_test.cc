@@ -54,7 +54,7 @@ constexpr absl::Duration kLate = absl::Seconds(10);  // all is slower
 #else
 constexpr absl::Duration kLate = absl::Seconds(2);
 #endif
-// Of the program itself, before it calls Init.
+// The time that the program itself takes before it calls Init.
 constexpr absl::Duration kLoading = absl::Seconds(60);
 
 // ---- the program of a rank ----

@@ -1,6 +1,6 @@
-// A training with a loader that is saved in the middle of an epoch, and goes on
-// with other numbers of ranks and workers: each sample comes exactly once, and
-// the losses are those of the run that did not stop, to the bit.
+// A training with a loader is saved in the middle of an epoch, and resumes with
+// other numbers of ranks and workers: each sample comes exactly once, and the
+// losses are those of the run that did not stop, to the bit.
 #include <torch/torch.h>
 
 #include <map>
@@ -38,7 +38,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kGlobalBatch = 12, kWidth = 8;
 
-// Of a rank function, as text.
+// The arguments of a rank function, as text.
 struct RunOptions {
   std::string dir;
   int64_t samples = 60;  // of the set: 5 steps
@@ -231,7 +231,7 @@ Outcome TrainOn(int world_size, const RunOptions& run) {
   return outcome;
 }
 
-// Of the first `before` steps of one run, and all of another.
+// Checks the first `before` steps of one run, and all of another.
 void ExpectExactlyOnce(const Outcome& first, size_t before, const Outcome& then,
                        int64_t samples, int64_t epochs) {
   std::multiset<std::string> seen;

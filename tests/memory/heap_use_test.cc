@@ -1,5 +1,4 @@
-// What malloc does with blocks that are freed, in a training
-// (base/memory/heap.h).
+// Tests what malloc does with freed blocks in a training (base/memory/heap.h).
 #include <malloc.h>
 #include <torch/torch.h>
 

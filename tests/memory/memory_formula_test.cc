@@ -1,7 +1,7 @@
-// The most memory that an engine holds at any moment of a step, by the counted
-// source, against formulas: of S a rank's share of all units, B the largest
-// unit. FSDP2 asserts S + 3B forward and 2S + 3B + R backward (parameters and
-// gradients; optimizer states beside them).
+// Compares the most memory that an engine holds at any moment of a step, by the
+// counted source, with formulas: S is a rank's share of all units, B the
+// largest unit. FSDP2 asserts S + 3B forward and 2S + 3B + R backward
+// (parameters and gradients; optimizer states beside them).
 #include <algorithm>
 #include <sstream>
 #include <string>

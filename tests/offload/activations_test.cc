@@ -81,7 +81,7 @@ TEST(Activations, OnADiskHaveTheOraclesBits) {
 
 // ---- what is held, and what is said
 
-// Of a chain of blocks whose every activation has so many bytes.
+// A chain of blocks each of whose activations has this many bytes.
 constexpr int64_t kDim = 64, kRows = 4096;
 constexpr int64_t kActivation = kDim * kRows * 4;
 
@@ -98,7 +98,7 @@ struct BlockImpl : torch::nn::Module {
 TORCH_MODULE(Block);
 
 struct Chain : torch::nn::Module {
-  // Of `uses` times the same block, where that is negative.
+  // A negative depth means `uses` times the same block.
   explicit Chain(int depth) : uses(std::max(1, -depth)) {
     for (int i = 0; i < std::max(1, depth); ++i) blocks->push_back(Block());
     register_module("blocks", blocks);

@@ -1,6 +1,6 @@
-// Checkpoints of what lies on a disk: where states and parameters lie is
-// nothing to a checkpoint, so any way saves for any other, and training goes on
-// with the same bits. An async save has the values of its moment.
+// Checkpoints do not depend on where states and parameters lie, so any way
+// saves for any other, and training resumes with the same bits. An async save
+// has the values at the call.
 #include <torch/torch.h>
 
 #include <filesystem>
@@ -38,7 +38,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Of a rank function: "<how>|<folder>|<TrainingSpec>".
+// The arguments of a rank function: "<how>|<folder>|<TrainingSpec>".
 struct Args {
   explicit Args(absl::string_view text) {
     const std::vector<std::string> parts =

@@ -43,7 +43,8 @@ using ::testing::StartsWith;
 constexpr absl::Duration kSoon = absl::Seconds(10);
 constexpr int kSaved = 3, kEnd = 6;  // steps
 
-// Of a rank function: "<folder of swap files>|<checkpoint>|<spec>|...".
+// The arguments of a rank function: "<folder of swap
+// files>|<checkpoint>|<spec>|...".
 struct Args {
   explicit Args(absl::string_view text) : words(absl::StrSplit(text, '|')) {
     swap = words.at(0);
@@ -55,7 +56,7 @@ struct Args {
   TrainingSpec spec;
 };
 
-// Steps from kSaved on, of a run that nothing disturbs.
+// Trains steps from kSaved on, in a run that nothing disturbs.
 TESSERA_RANK_FUNCTION(TrainUndisturbed) {
   const Args a(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t, MakeWide(a.spec, world.communicator()));
@@ -68,7 +69,7 @@ TESSERA_RANK_FUNCTION(TrainUndisturbed) {
   return ToText(record);
 }
 
-// The same from the checkpoint.
+// Trains these steps from the checkpoint.
 TESSERA_RANK_FUNCTION(Resume) {
   const Args a(args);
   TESSERA_ASSIGN_OR_RETURN(

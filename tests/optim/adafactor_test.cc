@@ -1,6 +1,6 @@
-// Adafactor with an engine: against torch.optim's formula on whole parameters
-// in float64; the same bits on any number of ranks, at any stage, in any number
-// of threads and from a checkpoint of others; its states by name.
+// Tests Adafactor with an engine: against torch.optim's formula on whole
+// parameters in float64; that bits do not depend on the number of ranks, the
+// stage, the number of threads, or a checkpoint of others; its states by name.
 #include <torch/torch.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// A program's own optimizer on a device without hardware
-// (testing/device/test_device.h): the bits of the CPU.
+// Runs a program's own optimizer on a device without hardware
+// (testing/device/test_device.h): it has the bits of the CPU.
 #include <string>
 #include <vector>
 

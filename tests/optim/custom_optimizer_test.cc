@@ -22,7 +22,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-// The same model in one process by the class itself.
+// Trains the same model in one process with the class itself.
 std::string TrainPlainly(const std::string& name, int steps) {
   const auto model = BuildModel("Mlp", 0);
   const auto optimizer = MakePlain(name, model->parameters());

@@ -90,7 +90,7 @@ at::Tensor Scalars(c10::Device device) {
 
 TEST_P(DeviceKernelsTest, NormHasTheCpusBits) {
   constexpr int64_t kRanks = 3;
-  // Of another device than the current one.
+  // The tensors are on another device than the current one.
   const c10::Device device = TestDevice(1);
   for (const double p : {1.0, 2.0, kInfinity}) {
     NormSum expected(p);

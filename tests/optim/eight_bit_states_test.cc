@@ -109,7 +109,7 @@ TESSERA_RANK_FUNCTION(EightBitStatesByName) {
     return all;
   };
   TESSERA_ASSIGN_OR_RETURN(const auto before, states());
-  // The same numbers are the same bits; others are rounded.
+  // Setting the same numbers gives the same bits; others are rounded.
   TESSERA_RETURN_IF_ERROR(
       engine.SetOptimizerState("in.weight", "exp_avg_sq", before[1]));
   const at::Tensor set =

@@ -54,7 +54,7 @@ TEST_P(OptimizersTest, HasTheSameBitsHoweverItIsSharded) {
   }
 }
 
-// Of gradients that are the same on all ranks, and so in the mean.
+// All ranks have the same gradients, and so does their mean.
 TEST_P(OptimizersTest, DoesNotDependOnTheNumberOfRanks) {
   const std::string alone = Train(1, "stage=0 data=same")[0];
   EXPECT_THAT(alone, HasSubstr("parameter in.weight"));
@@ -97,7 +97,7 @@ struct Sizes : torch::nn::Module {
   void Add(int64_t numel) {
     register_parameter(absl::StrCat("p", numel), torch::randn({numel}));
   }
-  // The same on all ranks: sums and means of few bits are exact.
+  // All ranks have the same gradients: sums and means of few bits are exact.
   static at::Tensor Gradient(int64_t numel, int64_t step) {
     return (torch::arange(numel) * 37 + step * 11 + numel)
                .remainder(241)

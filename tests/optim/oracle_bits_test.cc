@@ -1,6 +1,7 @@
-// The kernel of every formula against the oracle's step (verify/oracle_step.h),
-// which shares no code with it: the same bits of masters and states, of every
-// combination of numbers that arithmetic treats apart, too.
+// Compares the kernel of every formula with the oracle's step
+// (verify/oracle_step.h), which shares no code with it: masters and states have
+// the same bits, also for every combination of numbers that arithmetic treats
+// specially.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -23,7 +24,7 @@ struct Case {
   OracleStepOptions oracles;
 };
 
-// The same fields of both.
+// Sets the fields that both types have.
 template <typename Options>
 void SetAll(Options* o, double weight_decay) {
   o->lr = 0.01;

@@ -243,7 +243,7 @@ class DtypeTest
     : public ::testing::TestWithParam<std::tuple<std::string, at::ScalarType>> {
 };
 
-// The same function, coarsely: the losses of float32 within a twentieth.
+// The function is roughly the same: losses are within a twentieth of float32's.
 TEST_P(DtypeTest, TrainsAsInFloat32) {
   const auto& [model, dtype] = GetParam();
   OracleOptions options;

@@ -268,7 +268,7 @@ TEST(OracleStepTest, WithoutBiasCorrectionMomentsAreTakenAsTheyAre) {
   EXPECT_LT((Train(o, start) - master).abs().max().item<double>(), kBound);
 }
 
-// One step in float32 is that in float64 but for some roundings, each half a
+// One step in float32 is that in float64 except for some roundings, each half a
 // unit of what is about 1.
 TEST(OracleStepTest, Float32IsNear) {
   for (const Algorithm algorithm :
@@ -300,9 +300,9 @@ Tensor Rounded(const Tensor& gradient, int64_t parameter, int64_t step) {
   return states[0].to(at::kFloat);
 }
 
-// Of many elements with one value the mean is that: off by less than six of its
-// standard deviations, which are at most half a unit over the root of their
-// number.
+// The mean of many elements with one value equals the value: it is off by less
+// than six of its standard deviations, which are at most half a unit over the
+// root of their number.
 TEST(OracleStepTest, RoundsToEitherNeighbourWithoutBias) {
   constexpr int64_t kMany = 1 << 14;
   for (const double value : {1.003, -0.7001, 3.1e-5}) {

@@ -222,7 +222,8 @@ TEST(Weights, OfUnevenBatchesMakeTheMeanOfAllSamples) {
     EXPECT_TRUE(oracle.gradient("w").equal(all.sum(0)));
     const Tensor mean = all.to(torch::kDouble).mean(0);
     EXPECT_NEAR(oracle.outcome().norm, mean.norm().item<double>(), Pow2(-50));
-    // Of numbers below 10: 1/T, the product, the sum, the quotient.
+    // Rounding errors of numbers below 10: 1/T, the product, the sum, the
+    // quotient.
     const Tensor off = (oracle.parameter("w") + mean / (mean.abs() + 1)).abs();
     EXPECT_LE(off.max().item<double>(), 4 * Pow2(-24));
   }

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// Above what pairs that are held already can take away.
+// This is more than pairs that are held already can take away.
 constexpr int64_t kFresh = int64_t{1} << 32;
 
 // What each pair of values (axis, value, other axis, other value) is worth to

@@ -1,4 +1,4 @@
-// A variant by the engine.
+// Runs a variant with the engine.
 #include <torch/torch.h>
 
 #include <optional>
@@ -88,8 +88,8 @@ class EngineTraining : public Training {
   std::vector<std::string> unable_;
 };
 
-// The data of a part, the same whenever it runs; those of a part within it come
-// from there.
+// The data of a part, which are the same whenever it runs; those of a part
+// within it come from there.
 struct Draws {
   Draws* outer;
   std::shared_ptr<std::vector<Tensor>> known;

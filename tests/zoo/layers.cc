@@ -155,7 +155,7 @@ ZOO_VARIANT(IntegersAndBooleans) {
   });
 }
 
-// The same module, and the same parameter, under two names.
+// A module and a parameter have two names each.
 ZOO_VARIANT(SharedByTwoModules) {
   auto net = std::make_shared<nn::Module>();
   nn::Linear first = net->register_module("first", nn::Linear(5, 5));
