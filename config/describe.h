@@ -16,7 +16,8 @@ struct KeyDescription {
   std::string kind;           // "integer", "list of strings", "section", ...
   std::string default_value;  // "" if there is none
   std::string allowed;        // "0 to 127", "none, cpu or nvme"; "" for any
-  // "honoured", "no effect", "not yet", "deprecated", "refused"
+  // Whether the key has an effect: "honoured", "no effect", "not yet",
+  // "deprecated" or "refused".
   std::string fate;
   std::string why;      // why it is not "honoured"
   std::string comment;  // one paragraph

@@ -72,7 +72,7 @@ TEST(WorkersTest, ACallThatTakesLongIsToldOfTheEnd) {
       },
       LoaderOptions(1, 2));
   begun.WaitForNotification();
-  // Elsewhere: what is being made is dropped, and told so.
+  // Moving elsewhere drops what is being made, and cancels it.
   TESSERA_ASSERT_OK(loader->SetEpoch(1));
   loader.reset();
 }

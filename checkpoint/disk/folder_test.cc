@@ -309,7 +309,7 @@ TEST(MakeFolderTest, WhatItIsRefusedIsTold) {
   }
 }
 
-// Root is refused nothing; so the disk is told to.
+// Root is refused nothing, so the disk refuses.
 TEST(MakeFolderTest, OneInAFolderThatCannotBeRead) {
   MemoryDisk disk;
   TESSERA_ASSERT_OK(Folder::Make("/a/b", &disk).status());

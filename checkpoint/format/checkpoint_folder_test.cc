@@ -210,7 +210,7 @@ TEST_F(CheckpointFolderTest, ARenameThatIsDoneAndReportedAsFailed) {
   ExpectCleanAfterNext(disk.get());
 }
 
-// At each of a writer's calls a reader finds one of the two, or is told.
+// At each of a writer's calls a reader finds one of the two, or gets an error.
 TEST_F(CheckpointFolderTest, AReaderBesideAWriter) {
   const int64_t calls = CallsOfSave();
   int replaced = 0;

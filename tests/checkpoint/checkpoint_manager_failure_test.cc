@@ -88,7 +88,7 @@ TEST_F(CheckpointManagerTest, WhatCouldNotBeSavedIsSavedAtTheEnd) {
               Each("saved"));
   EXPECT_THAT(Steps(), ElementsAre(1));
   fs::remove_all(dir_);
-  // Also where the program has been told before.
+  // The result is the same if the program has been told before.
   EXPECT_THAT(RunOnRanks(2, "SaveAgainAtTheEnd", absl::StrCat(dir_, "\n2")),
               Each("saved"));
   EXPECT_THAT(Steps(), ElementsAre(1));

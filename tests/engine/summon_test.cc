@@ -298,8 +298,8 @@ TEST(SummonMisuseTest, IsNamedOnAllRanks) {
   }
 }
 
-// Gathers are collectives, and rank 0 alone holds a unit: another that wants it
-// is told so, and waits for nobody.
+// Gathers are collectives, and rank 0 alone holds a unit: another rank that
+// uses it gets an error, and waits for nobody.
 TESSERA_RANK_FUNCTION(UseElsewhere) {
   TrainingSpec spec;
   spec.stage = 3;

@@ -16,7 +16,7 @@ using ::testing::SizeIs;
 
 constexpr int kWorldSize = 2;
 
-// What a device decides is known later, and told all the same.
+// What a device decides is known later, and reported all the same.
 TEST(DeviceMonitorsTest, NothingIsLeftOut) {
   const TempFolder temp;
   for (const char* device : {"1", "1/workers"}) {

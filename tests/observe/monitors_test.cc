@@ -323,7 +323,7 @@ TESSERA_RANK_FUNCTION(Adds) {
   const std::string seen =
       last == nullptr ? "none" : absl::StrCat(last->step, " ", last->tokens);
   monitor.AddScalar("after", 2);
-  // Without Close: the last step is told all the same.
+  // Even without Close the last step is reported.
   t.engine.reset();
   return seen;
 }

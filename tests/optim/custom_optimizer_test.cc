@@ -130,7 +130,7 @@ TEST(CustomStepTest, IsAsThatOfTheEnginesAdamW) {
   }
 }
 
-// ---- what a step is told
+// ---- what a step receives
 
 TESSERA_RANK_FUNCTION(TellSteps) {
   EngineOptions options;
