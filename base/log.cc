@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-// Rank in the upper half, world size in the lower; 0 is "not set".
+// The rank is in the upper half, the world size in the lower; 0 is "not set".
 std::atomic<uint64_t> g_rank_of_world{0};
 std::atomic<FatalContextFn> g_fatal_context{nullptr};
 

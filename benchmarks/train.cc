@@ -108,7 +108,7 @@ Batch BatchOf(const MappedFile& corpus, int step, int rank, at::Device device) {
           samples.slice(1, 1, seq + 1).to(device)};
 }
 
-// One way of training.
+// Trainer is one way of training.
 class Trainer {
  public:
   virtual ~Trainer() = default;

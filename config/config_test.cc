@@ -142,7 +142,7 @@ TEST(BatchTriangle, ZeroIsNotAbsent) {
             "train_batch_size: expected at least 1, got 0");
 }
 
-// Every (T, M, G, W): either all three agree afterwards, or it is an error
+// For every (T, M, G, W) either all three agree afterwards, or it is an error,
 // exactly if no positive integers complete what was given.
 TEST(BatchTriangle, HoldsForAllSmallNumbers) {
   for (int code = 0; code < 13 * 5 * 5 * 4; ++code) {

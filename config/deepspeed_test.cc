@@ -134,7 +134,7 @@ TEST(DeepSpeed, RemovedKeysSayWhatToUse) {
     EXPECT_THAT(FaultOf(With(absl::StrCat("\"", key, "\": {}"))),
                 HasSubstr(": refused: DeepSpeed 0.19.8 removed "));
   }
-  // In a proto, too.
+  // The same keys are refused in a proto.
   proto::Config config;
   config.set_train_batch_size(1);
   config.mutable_amp();

@@ -1,4 +1,4 @@
-// The optimizer section, clipping and scaling.
+// Tests the optimizer section, clipping and scaling.
 #include <cmath>
 #include <string>
 #include <utility>

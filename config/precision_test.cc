@@ -68,7 +68,7 @@ TEST(Fp16, HasRanges) {
       StatusIs(StatusCode::kInvalidArgument, HasSubstr("fp16.loss_scale")));
 }
 
-// DeepSpeed's rule: elsewhere the two mean nothing.
+// As in DeepSpeed, the two keys mean nothing elsewhere.
 TEST(Fp16, BoundsOfADynamicScaleHoldForOneOnly) {
   for (const char* key : {"loss_scale_window", "min_loss_scale"}) {
     const auto fault = [&](absl::string_view members, int value) {

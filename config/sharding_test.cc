@@ -324,7 +324,7 @@ TEST(Sharding, GroupsMeanNothingAtStage0) {
   EXPECT_EQ(notes(1, 2), "");
 }
 
-// hpZ.
+// zero_hpz_partition_size becomes a number for reshard_after_forward.
 TEST(Sharding, SecondShardsAreANumberForReshard) {
   const auto config = [](absl::string_view zero, absl::string_view sharding) {
     return ParseConfig(

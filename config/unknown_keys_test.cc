@@ -193,7 +193,7 @@ TEST(UnknownKeys, AProgramMayIgnoreThemToo) {
   EXPECT_EQ(section.backend(), "gloo");
 }
 
-// One name, or several; "auto" is a name of its own.
+// The key takes one name or several; "auto" counts as a name.
 TEST(ActivationCheckpointing, NamesUnits) {
   for (const auto& [json, names] :
        std::vector<std::pair<std::string, std::vector<std::string>>>{

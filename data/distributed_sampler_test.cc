@@ -62,7 +62,7 @@ std::vector<int64_t> Iota(int64_t count) {
   return values;
 }
 
-// Golden. A change here changes every training run, see Note [Shuffle].
+// A change of these values changes every training run, see Note [Shuffle].
 TEST(DistributedSampler, KnownOrders) {
   DistributedSampler sampler = Make(Options(8));
   EXPECT_THAT(Indices(sampler), ElementsAre(1, 2, 6, 5, 4, 0, 3, 7));

@@ -85,8 +85,7 @@ TEST(DataLoaderTest, ShortAndDroppedEnds) {
   }
 }
 
-// Augmentation: the bits of a sample are the same in any batch, of any worker
-// and rank.
+// Augmentation gives a sample the same bits in any batch, worker and rank.
 TEST(DataLoaderTest, RandomNumbersAreTheSamples) {
   const auto fetch = [](absl::Span<const int64_t> indices,
                         const BatchContext& context) -> Tensors {

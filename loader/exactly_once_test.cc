@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-// A stretch of a training: so many ranks take so many batches each.
+// Stretch is a part of a training: so many ranks take so many batches each.
 struct Stretch {
   int world_size = 1;
   int workers = 0;

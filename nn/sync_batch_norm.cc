@@ -91,7 +91,7 @@ at::Tensor SumOfRows(at::Tensor rows) {
   return rows.squeeze(0);
 }
 
-// Statistics of one rank, or of all together; float64.
+// Statistics are those of one rank, or of all together, in float64.
 struct Statistics {
   at::Tensor count;             // []
   at::Tensor mean, deviations;  // [C]; deviations: sum of their squares

@@ -26,7 +26,7 @@ using ::testing::Not;
 
 constexpr int64_t kMs = 1000000;
 
-// One rank's recording; times are milliseconds.
+// Recording makes one rank's recording; times are in milliseconds.
 class Recording {
  public:
   void Step(int step, int begin, int end) {
@@ -135,7 +135,7 @@ TEST(TraceSummaryTest, WhyAGatherWasWaitedFor) {
   rank.Gather("b", 25, 40, /*ahead=*/true);
   rank.Collective("all-gather of unit b", 25, 34, 40, 2);
   rank.Wait("all-gather of unit b", 30, 40);
-  // Nobody's collective: a sum.
+  // A sum is no collective of its own.
   rank.Collective("reduction of the gradients of unit a", 50, 50, 58, 3);
   rank.Wait("reduction of the gradients of unit a", 55, 58, "reduction");
   const TraceSummary summary = SummaryOf({rank.File(0, 2)});

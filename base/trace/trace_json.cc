@@ -22,7 +22,7 @@
 namespace tessera {
 namespace {
 
-// Threads of one track; those of memory_timeline have lower numbers.
+// A track's threads are numbered from here; memory_timeline's are lower.
 constexpr int kFirstThread = 100;
 constexpr int kLanes = 100;
 

@@ -93,7 +93,7 @@ TEST_F(CommandTest, ListsAndShows) {
   EXPECT_EQ(Run({"ls", folder_ + "/none"}), 1);
 }
 
-// In their list, once; and it is not all well.
+// An unreadable checkpoint is listed once, and the exit code says so, too.
 TEST_F(CommandTest, ListsWhatCannotBeReadAndSaysSo) {
   std::ofstream(folder_ + "/a/manifest") << "zeros after a power cut";
   EXPECT_EQ(Run({"ls", folder_}), 1);

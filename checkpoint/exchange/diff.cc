@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kHeldBytes = 32 << 20;  // of each checkpoint at a time
 
-// Pairs of label and text, in the same order for every tensor.
+// Facts are pairs of label and text, in the same order for every tensor.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
 Facts FactsOf(const proto::CheckpointStorage& storage,

@@ -24,8 +24,8 @@ namespace {
 constexpr char kIndexName[] = "model.safetensors.index.json";
 constexpr char kFileName[] = "model.safetensors";
 constexpr char kSuffix[] = ".safetensors";
-// Bytes at the begin and at the end of each tensor: other weights differ there,
-// too.
+// So many bytes at the beginning and at the end of each tensor are compared:
+// other weights differ there, too.
 constexpr int64_t kSampleBytes = 2048;
 
 // The header's length and the elements are used as they lie in the file.

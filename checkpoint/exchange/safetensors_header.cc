@@ -18,7 +18,7 @@ namespace {
 
 constexpr char kMetadata[] = "__metadata__";
 constexpr size_t kHeaderAlign = 8;  // as the format's own writer does
-// {"name": {"shape": [2]}}, and something to spare for keys of later versions.
+// {"name": {"shape": [2]}} needs 3; the rest is for keys of later versions.
 constexpr int kMaxDepth = 8;
 
 // Returns the size of more dtypes than checkpoints have.

@@ -35,7 +35,7 @@ constexpr int kRanks = 2;
 
 class CheckpointFolderTest : public testing::Test {
  protected:
-  // A disk with the old checkpoint on it, for good.
+  // Returns a disk that has the old checkpoint on it, synced.
   std::unique_ptr<MemoryDisk> WithOld() {
     auto disk = std::make_unique<MemoryDisk>();
     TESSERA_EXPECT_OK(Save(old_, disk.get()));
@@ -189,7 +189,7 @@ TEST_F(CheckpointFolderTest, KilledOrWithoutPowerAtEachCall) {
   EXPECT_GT(news, 12);
 }
 
-// As over NFS: the answer to a rename is lost.
+// The answer to a rename is lost, as can happen over NFS.
 TEST_F(CheckpointFolderTest, ARenameThatIsDoneAndReportedAsFailed) {
   auto disk = WithOld();
   bool done = false;
@@ -313,8 +313,9 @@ std::vector<Damage> Damages() {
   return damages;
 }
 
-// In a folder of a run's step, whatever the damage and whichever the file: what
-// is there is not whole, the next save takes its place, and it can be removed.
+// Whatever the damage and whichever the file, in the folder of a run's step:
+// the checkpoint there is not whole, the next save takes its place, and it can
+// be removed.
 TEST_F(CheckpointFolderTest, EachDamageOfEachFileOfAStepMakesWay) {
   const std::string path = "/run/step-00000002";
   for (const Damage& damage : Damages()) {

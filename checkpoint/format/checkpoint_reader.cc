@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-// Bytes of a task: small enough for several threads to share a piece.
+// A task has so many bytes: few enough for several threads to share a piece.
 constexpr int64_t kTaskBytes = 8 << 20;
 constexpr int kMaxOpenFiles = 128;
 constexpr int kMostTurns = 16;

@@ -191,7 +191,7 @@ TEST_F(CheckpointReaderTest, FilesOfOtherRanksOrOfOtherCheckpoints) {
   const std::string names[] = {DataFileName(manifest.id(), 0),
                                DataFileName(manifest.id(), 1)};
   const std::map<std::string, std::string> files = disk_.FilesIn(kPath);
-  // As many bytes as the rank's own, or else their number is told.
+  // A file has as many bytes as the rank's own, or the error has their number.
   const auto expect = [&](int rank, const std::string& bytes) {
     Put(names[rank], bytes);
     EXPECT_THAT(Verify(),

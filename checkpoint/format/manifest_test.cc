@@ -180,7 +180,7 @@ TEST(ManifestTest, WhatCannotBe) {
   }
 }
 
-// Elements 10 to 20 of "exp_avg".
+// The index has elements 10 to 20 of "exp_avg".
 proto::CheckpointIndex GoodIndex() {
   proto::CheckpointIndex index;
   proto::CheckpointPiece* const piece = index.add_pieces();
@@ -246,7 +246,7 @@ TEST(IndexTest, SaysWhichStoragesItHas) {
   }
   proto::CheckpointFile file;
   TESSERA_ASSERT_OK(EncodeIndex(index, &file).status());
-  // [3, 5), [7, 8), [9, 10)
+  // The ranges are [3, 5), [7, 8) and [9, 10).
   EXPECT_THAT(file.storage_ranges(), ElementsAre(3, 2, 2, 1, 1, 1));
 }
 

@@ -205,7 +205,7 @@ TEST_F(StepFoldersTest, WhateverFailsAllThatAreKeptStay) {
       SCOPED_TRACE(absl::StrCat("call ", k, ", errno ", error));
       remove();
     }
-    // All but the newest one.
+    // All reads fail except the newest checkpoint's.
     int reads = 0;
     disk_.before = [&](int64_t, const char* call) {
       return std::string(call) == "read" && ++reads != 3 ? -error : 0;
@@ -285,7 +285,7 @@ TEST_F(StepFoldersTest, AFolderIsOneJobs) {
       StatusIs(absl::StatusCode::kUnavailable,
                AllOf(HasSubstr(absl::StrCat("process ", getpid(), " on host ")),
                      HasSubstr(" UTC saves its checkpoints there"))));
-  // No checkpoint's lock: each save has that besides.
+  // This is not the lock of a checkpoint, which each save takes, too.
   Save(1, 1);
   first = absl::CancelledError("ended");
   TESSERA_EXPECT_OK(RunLock::Take(kDir, &disk_).status());

@@ -174,7 +174,8 @@ class History {
   History(MemoryDisk* disk, const std::vector<SampleCheckpoint>* samples)
       : disk_(disk), samples_(samples) {}
 
-  // In some job's turn. Another manifest is looked at in full.
+  // Runs in some job's turn. It compares each new manifest's checkpoint in
+  // full.
   void Look() {
     absl::MutexLock lock(&mutex_);
     const auto folder = Folder::Open(kPath, disk_);
@@ -282,8 +283,8 @@ TEST(TwoJobsTest, RandomSchedules) {
   EXPECT_GT(totals.killed, 40);
 }
 
-// The other way round of AReaderBesideAWriter: a whole save between any two
-// calls of a reader.
+// This is the reverse of AReaderBesideAWriter: a whole save takes place between
+// any two calls of a reader.
 TEST(TwoJobsTest, AWriterBetweenTheCallsOfAReader) {
   const std::vector<SampleCheckpoint> samples = Samples();
   int wholes = 0, told = 0;
@@ -303,7 +304,7 @@ TEST(TwoJobsTest, AWriterBetweenTheCallsOfAReader) {
     if (!done) break;
     const absl::Status now = samples[1].Compare(kPath, &disk, 2);
     TESSERA_EXPECT_OK(now);
-    // NotFound: it has found the new one.
+    // NotFound means that it has found the new one.
     EXPECT_TRUE(old.ok() || absl::IsAborted(old) || absl::IsNotFound(old))
         << old;
     ++(old.ok() ? wholes : told);

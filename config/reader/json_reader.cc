@@ -20,8 +20,8 @@ bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsHighSurrogate(uint32_t code) { return code >= 0xD800 && code < 0xDC00; }
 bool IsLowSurrogate(uint32_t code) { return code >= 0xDC00 && code < 0xE000; }
 
-// A recursive-descent parser of `text_`; every function leaves the cursor
-// behind what it read.
+// Parser is a recursive-descent parser of `text_`; every function leaves the
+// cursor behind what it read.
 class Parser {
  public:
   Parser(absl::string_view text, absl::string_view file_name,

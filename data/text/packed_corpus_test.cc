@@ -189,7 +189,7 @@ TEST_F(Packed, StreamWithABorderAtTheEnd) {
 }
 
 TEST_F(Packed, WholeDocumentsWithPadding) {
-  // Positions: 6 (cut to 4 and 2), 1, 3, none.
+  // The pieces have 6 positions (cut to 4 and 2), 1, 3, and none.
   Use({1, 2, 3, 4, 5, 6, E, 7, E, 8, 9, 10, E, E}, EndTokenPlace::kAtEnd);
   TESSERA_ASSERT_OK_AND_ASSIGN(const PackedCorpus packed,
                                Pack({4, Packing::kWhole, 55, true}));

@@ -20,7 +20,7 @@ using ::testing::StartsWith;
 
 constexpr TokenFileOptions kUint16 = {TokenType::kUint16, 0};
 
-// Tokens 0, 1, 2, ... in files of these sizes.
+// Writes tokens 0, 1, 2, ... to files of these sizes.
 std::vector<std::string> WriteShards(const std::vector<int>& sizes) {
   std::vector<std::string> paths;
   uint16_t next = 0;

@@ -1,5 +1,5 @@
-// Operators of memory: those that allocate, those that make views, and copies
-// between host and devices. They wait where CUDA's do.
+// Implements operators of memory: those that allocate, those that make views,
+// and copies between host and devices. They wait where CUDA's do.
 #include <optional>
 #include <string>
 #include <tuple>
@@ -79,7 +79,7 @@ at::Tensor ReshapeAlias(const at::Tensor& self, c10::SymIntArrayRef sizes,
                                     C10_AS_INTARRAYREF_SLOW(strides));
 }
 
-// Resizes; a larger size moves the contents to new memory.
+// Resizes the tensor; a larger size moves the contents to new memory.
 const at::Tensor& Resize(const at::Tensor& self, c10::SymIntArrayRef sizes,
                          std::optional<at::MemoryFormat> memory_format) {
   const auto guard = GuardOf(self.device());

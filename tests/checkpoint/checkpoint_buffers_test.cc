@@ -33,7 +33,7 @@ using ::testing::IsSupersetOf;
 
 constexpr int kFeatures = 6;
 
-// Batch norm without a common batch: running statistics are each rank's.
+// The batch norm has no common batch, so each rank has its own statistics.
 struct Normed : torch::nn::Module {
   Normed() {
     layer = register_module("layer", torch::nn::Linear(kFeatures, kFeatures));

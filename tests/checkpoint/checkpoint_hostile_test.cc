@@ -52,7 +52,7 @@ constexpr int64_t kNumbers[] = {0,
                                 std::numeric_limits<int64_t>::max(),
                                 std::numeric_limits<int64_t>::min()};
 
-// A place in a message: a field, and which of a repeated one.
+// Place is a place in a message: a field and, if it is repeated, its index.
 struct Place {
   Message* message;
   const FieldDescriptor* field;

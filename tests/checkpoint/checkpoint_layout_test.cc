@@ -79,7 +79,7 @@ TESSERA_RANK_FUNCTION(SaveLayout) {
   return absl::StrCat(state, kCut, BuffersOf(*model));
 }
 
-// And the next step.
+// Loads the checkpoint and makes the next step.
 TESSERA_RANK_FUNCTION(LoadLayout) {
   const Args a(args);
   torch::manual_seed(99);

@@ -330,7 +330,7 @@ TEST_P(CheckpointLocalTest, ReplicasOutlastAHost) {
     const std::vector<std::string> saved =
         Run("TrainAndSaveOnHosts", "AABBC", how);
     ASSERT_THAT(saved, Each(StartsWith("step 2\n")));
-    // Its own, and those of the host before.
+    // Each host has its own files and those of the host before.
     EXPECT_THAT(FilesOf('A'), ElementsAre("rank-00000", "rank-00001",
                                           "rank-00004", "lock", "manifest"));
     EXPECT_THAT(FilesOf('C'), ElementsAre("rank-00002", "rank-00003",

@@ -153,7 +153,7 @@ class SmallDisk {
     (void)setns(home_, CLONE_NEWNS);
     close(home_);
   }
-  // False: that is not allowed here.
+  // Returns false where mounting is not allowed.
   bool Mount(const std::string& dir) {
     dir_ = dir;
     home_ = open("/proc/thread-self/ns/mnt", O_RDONLY | O_CLOEXEC);

@@ -227,7 +227,7 @@ TEST_F(CheckpointManagerTest, WhatIsSavedLaterIsNewerWhateverClocksSay) {
   }
   EXPECT_THAT(Train(8, "\nfew"), Each("resumed from 5 'after 5', ended at 8"));
   EXPECT_THAT(Steps(), ElementsAre(8, 6));
-  // Without looking for one to resume from.
+  // This run does not look for a checkpoint to resume from.
   RunOnRanks(2, "TrainByTheClock", absl::StrCat(dir_, "\n3"));
   EXPECT_THAT(Steps(), ElementsAre(3, 8, 6));
 }
@@ -295,7 +295,7 @@ TEST_F(CheckpointManagerTest, ASignalOfOneRankSavesAndEndsAll) {
   EXPECT_THAT(Train(4), Each("resumed from 3 'after 3', ended at 4"));
 }
 
-// Intervals of nothing and of ever.
+// The interval is either next to nothing or longer than the run.
 TESSERA_RANK_FUNCTION(TrainByTheClock) {
   ManagerArgs a(args);
   a.options.every_steps = 0;

@@ -34,8 +34,9 @@ using ::testing::StartsWith;
 
 constexpr char kCut[] = "\n--\n";
 
-// "<spec>\n<folder>\n<option>\n<option>": "model_only", "lenient",
-// "only <pattern>", "rule <of a NameMap>"; "rank 1: <option>" is rank 1's.
+// `args` is "<spec>\n<folder>\n<option>\n<option>". An option is "model_only",
+// "lenient", "only <pattern>" or "rule <of a NameMap>"; "rank 1: <option>" is
+// for rank 1 only.
 absl::StatusOr<LoadCheckpointOptions> OptionsOf(absl::string_view args,
                                                 int rank) {
   const std::vector<std::string> lines = absl::StrSplit(args, '\n');
@@ -93,7 +94,7 @@ TESSERA_RANK_FUNCTION(TrainAndLoadPart) {
 
 class PartialTest : public CheckpointTest {
  protected:
-  // By "<name> <state>"; and by "step".
+  // The keys are "<name> <state>" and "step".
   using State = std::map<std::string, std::string>;
   struct Loaded {
     State before, after;

@@ -232,8 +232,8 @@ TEST_P(CheckpointPrecisionTest, SkippedStepsOfBf16GoOn) {
   ExpectResumed(2);
 }
 
-// Unfrozen before the checkpoint, or not yet; the other engine had it frozen,
-// or not any more.
+// Parameters are unfrozen before the checkpoint or after it; in the other
+// engine they are still frozen or no longer.
 TEST_P(CheckpointPrecisionTest, UnfrozenParametersGoOn) {
   spec_.model = "Thawed";
   spec_.steps = 5;

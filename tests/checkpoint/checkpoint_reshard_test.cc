@@ -49,7 +49,7 @@ TESSERA_RANK_FUNCTION(LoadAndTell) {
                            MakeEngine(model, a.spec, world.communicator()));
   TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(a.dir).status());
   TESSERA_ASSIGN_OR_RETURN(const std::string state, StateOf(*engine, *model));
-  // The next step.
+  // Now it makes the next step.
   torch::manual_seed(TrainingSpec::kRankSeed +
                      static_cast<uint64_t>(world.rank()));
   TrainingSpec next = a.spec;

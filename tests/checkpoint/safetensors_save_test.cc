@@ -27,7 +27,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-// "<stage>\n<folder>".
+// The text is "<stage>\n<folder>".
 struct SaveArgs {
   explicit SaveArgs(absl::string_view text) {
     const std::vector<std::string> lines = absl::StrSplit(text, '\n');

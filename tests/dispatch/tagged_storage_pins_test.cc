@@ -1,4 +1,4 @@
-// Pins: what one holds is not freed by another, nor by another thread.
+// Tests pins: no other pin and no other thread frees what one holds.
 #include <torch/torch.h>
 
 #include <atomic>

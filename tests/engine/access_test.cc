@@ -82,7 +82,7 @@ TESSERA_RANK_FUNCTION(CopyByName) {
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor master,
                              from.engine->Master(name));
     TESSERA_RETURN_IF_ERROR(to.engine->SetMaster(name, master));
-    // Operators see it at once.
+    // Operators see the new value at once.
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor theirs,
                              from.engine->Parameter(name));
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor ours, to.engine->Parameter(name));
@@ -111,7 +111,7 @@ TESSERA_RANK_FUNCTION(CopyByName) {
   return FirstDifference(expected, got);
 }
 
-// Stage, dtype.
+// The parameters are stage and dtype.
 class AccessTest
     : public ::testing::TestWithParam<std::tuple<int, std::string>> {
  protected:
@@ -165,7 +165,7 @@ TESSERA_RANK_FUNCTION(JoinShards) {
     for (const auto& [name, value] : dict) {
       if (name == p.key()) expected = value;
     }
-    // In memory order, with a count of each element.
+    // Shards are joined in memory order, with a count of each element.
     at::Tensor joined = torch::zeros({expected.numel()}, expected.dtype());
     at::Tensor count = torch::zeros({expected.numel()}, torch::kLong);
     for (const ParameterShard& shard : shards) {

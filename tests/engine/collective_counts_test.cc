@@ -182,7 +182,7 @@ TEST_P(CollectiveCountsTest, UnitsAreGatheredOnceWhereTheyMayStay) {
   }
 }
 
-// The last unit's forward and backward follow each other.
+// The last unit is gathered once: its forward and backward are consecutive.
 TEST_P(CollectiveCountsTest, UnitsAreGatheredInEachPassWhereTheyMayNot) {
   spec_.max_reuse_distance = 0;
   for (bool overlap : {true, false}) {

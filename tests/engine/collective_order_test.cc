@@ -50,7 +50,7 @@ TORCH_MODULE(NotingBlock);
 
 class NotingModel : public TestModel {
  public:
-  // `recompute`: the second block is used in a reentrant checkpoint, too,
+  // With `recompute` the second block is used in a reentrant checkpoint, too,
   // before the others.
   NotingModel(RecordingCommunicator* notes, bool recompute)
       : notes_(notes), recompute_(recompute) {
@@ -85,7 +85,7 @@ class NotingModel : public TestModel {
   torch::nn::ModuleList blocks_;
 };
 
-// "gather 1", "reduce 2", "agree".
+// Returns "gather 1", "reduce 2" or "agree".
 std::string Short(const RecordingCommunicator::Call& call) {
   std::string text = absl::StrReplaceAll(
       call.what, {{"all-gather of unit blocks.", "gather "},
@@ -146,7 +146,8 @@ class CollectiveOrderTest : public ::testing::Test {
     spec_.prefetch_bucket_size = 0;
     spec_.reduce_bucket_size = 1;
   }
-  // By step; the same on both ranks. `more` goes before the spec.
+  // Returns each step's collectives, which must be the same on both ranks.
+  // `more` goes before the spec.
   std::vector<std::string> Steps(absl::string_view more = "") {
     const std::vector<std::string> answers =
         RunOnRanks(2, "Trace", absl::StrCat(more, spec_.ToText()));

@@ -167,7 +167,7 @@ Record WriteAndTrainWithOracle(const Write& write, const TrainingSpec& spec,
   return record;
 }
 
-// Stage, dtype.
+// The parameters are stage and dtype.
 class MastersTest
     : public ::testing::TestWithParam<std::tuple<int, std::string>> {
  protected:

@@ -1,5 +1,5 @@
-// ReduceLROnPlateau: the rate follows what the program reports, the same on all
-// ranks, and goes on from a checkpoint.
+// Tests ReduceLROnPlateau: the rate follows what the program reports, is the
+// same on all ranks, and goes on from a checkpoint.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -36,8 +36,9 @@ proto::Config PlateauConfig(const TrainingSpec& spec) {
   return config;
 }
 
-// "<first step> <last step> <folder>": loads from the folder unless it begins
-// with step 0, and saves to it unless it ends with the last; the rates.
+// `args` is "<first step> <last step> <folder>". Loads from the folder unless
+// the run begins with step 0, and saves to it unless the run ends with the last
+// step. Returns the rates.
 TESSERA_RANK_FUNCTION(TrainByMetric) {
   constexpr double kMetrics[] = {3, 2, 2, 2, 2, 2, 2, 1, 1, 1};
   const std::vector<std::string> words = absl::StrSplit(args, ' ');

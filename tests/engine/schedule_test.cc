@@ -271,7 +271,7 @@ INSTANTIATE_TEST_SUITE_P(All, ScheduleTest, ::testing::Values(0, 1, 2, 3),
 
 // ---- max_live_parameters
 
-// Elements of each unit's flat buffer.
+// Returns the number of elements of each unit's flat buffer.
 std::vector<int64_t> UnitNumels(const torch::nn::Module& module) {
   std::vector<int64_t> numels;
   std::vector<const FlatParameter*> seen;

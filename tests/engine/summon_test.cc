@@ -89,8 +89,9 @@ absl::StatusOr<std::string> Compare(Trainee* expected, Trainee* got) {
   return difference;
 }
 
-// "rank0_only writeback close|spec": doubles parameters within a scope; "" if
-// that came to what SetMaster makes of it, or to nothing where it should.
+// `args` is "rank0_only writeback close|spec". Doubles parameters within a
+// scope. Returns "" if the result is that of SetMaster, or no change where
+// there should be none.
 TESSERA_RANK_FUNCTION(WriteSummoned) {
   const std::pair<std::string, std::string> parts =
       absl::StrSplit(args, absl::MaxSplits('|', 1));
@@ -155,7 +156,7 @@ struct Mode {
   int64_t persistent;
 };
 
-// World size, mode, dtype.
+// The parameters are world size, mode and dtype.
 class SummonTest
     : public ::testing::TestWithParam<std::tuple<int, Mode, std::string>> {
  protected:

@@ -51,7 +51,7 @@ absl::Status Expect(bool holds, const std::string& what) {
   return holds ? absl::OkStatus() : absl::InternalError(what);
 }
 
-// Bits of a forward, a backward and a copy.
+// Returns the bits of a forward and a backward.
 template <typename Module>
 std::string BitsOfOne(Module module, const Tensor& input) {
   const Tensor x = input.clone().requires_grad_();

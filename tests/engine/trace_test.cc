@@ -110,7 +110,7 @@ std::vector<TraceFile> ReadAll(const std::string& folder) {
   return files;
 }
 
-// "main/backward", "gather/ahead", ...
+// Returns "main/backward", "gather/ahead", ...
 std::set<std::string> KindsOf(const TraceFile& file) {
   std::set<std::string> kinds;
   for (const SpanRecord& event : file.events) {

@@ -23,7 +23,7 @@ namespace tessera {
 namespace {
 
 constexpr absl::Duration kDeadline = absl::Minutes(5);
-// Elements of the largest unit: 300 + 25 + 300 + 12, each at a multiple of 64.
+// The largest unit has 300 + 25 + 300 + 12 elements, each at a multiple of 64.
 constexpr int64_t kBlockNumel = 320 + 64 + 320 + 64;
 
 // Runs a forward of this rank alone, which leaves nothing behind.
@@ -69,11 +69,11 @@ TESSERA_RANK_FUNCTION(Wander) {
   const int64_t peak =
       ledger.Report()[MemoryKind::kWorking].peak_bytes - before;
   TESSERA_RETURN_IF_ERROR(AddFinalState(*t.engine, *t.model, &record));
-  // No Close: a rank that is late still reads from those that have gone.
+  // There is no Close: a late rank still reads from those that have gone.
   return absl::StrCat(peak, "\n", ToText(record));
 }
 
-// World size and dtype.
+// The parameters are world size and dtype.
 class WanderingTest
     : public ::testing::TestWithParam<std::tuple<int, std::string>> {};
 INSTANTIATE_TEST_SUITE_P(All, WanderingTest,

@@ -49,8 +49,8 @@ std::string CodeOf(const absl::Status& status) {
   return absl::StrCat(absl::StatusCodeToString(status.code()), " ");
 }
 
-// An overflow at the least scale; rank 0 asks what came of it. Such a step
-// waits for the device, to name what was not finite.
+// A step overflows at the least scale, and rank 0 asks for its outcome. Such a
+// step waits for the device, to name what was not finite.
 TESSERA_RANK_FUNCTION(LeastScale) {
   TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
   const absl::Status skipped = run.TrainStep(kOverflow);
@@ -120,10 +120,10 @@ TEST_P(OutcomeTest, ALossOfTheLastStepThatIsNotFiniteIsSaidByClose) {
               HasSubstr("the loss of this rank in optimizer step 2 is inf"));
 }
 
-// "way|folder|what": the state after four steps, of which the second and the
-// third overflow, and the gradient of the fourth; with "resumed" saved after
-// the third, whose outcome nobody has asked for, and gone on from there by
-// another engine.
+// `args` is "way|folder|what". Returns the state after four steps, of which the
+// second and the third overflow, and the gradient of the fourth. With "resumed"
+// the run is saved after the third step, whose outcome nobody has asked for,
+// and another engine goes on.
 TESSERA_RANK_FUNCTION(Overflows) {
   const std::vector<std::string> words = absl::StrSplit(args, '|');
   const Way way = WayOf(words[0]);

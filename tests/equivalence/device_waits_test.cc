@@ -65,8 +65,8 @@ TEST(WaitsTest, NoThreadWaitsForTheDevice) {
   }
 }
 
-// States on the host: the program's threads wait for no stream, and the thread
-// that updates them there waits for the gradients.
+// With states on the host the program's threads wait for no stream, and the
+// thread that updates states there waits for the gradients.
 TEST(WaitsTest, NorWithStatesOnTheHost) {
   for (int world_size : {1, 2}) {
     for (const int stage : {1, 2, 3}) {

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// Model, stage, world size.
+// The parameters are model, stage and world size.
 class ModelTest
     : public ::testing::TestWithParam<std::tuple<std::string, int, int>> {
  protected:

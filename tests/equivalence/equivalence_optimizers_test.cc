@@ -159,7 +159,7 @@ TEST(OptimizersTest, RowsAndColumnsAreOfIndices) {
   }
 }
 
-// Parameters of float64 and float32; states of the former stay float64.
+// Parameters are float64 and float32; states of the former stay float64.
 TEST(OptimizersTest, OfFloat64) {
   for (const Optimizer& optimizer : kOptimizers) {
     for (const bool groups : {false, true}) {

@@ -28,7 +28,7 @@ void Write(MemoryDisk* disk, const std::string& name, absl::string_view bytes) {
   disk->Close(fd);
 }
 
-// One file; three storages, of which one has two states.
+// The manifest has one file and three storages, one of them with two states.
 proto::CheckpointManifest Manifest() {
   proto::CheckpointManifest manifest;
   manifest.set_format_version(kCheckpointFormat);

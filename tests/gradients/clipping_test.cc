@@ -29,8 +29,8 @@ using ::testing::HasSubstr;
 
 // Clips most elements of these models, and some of their gradients.
 constexpr double kValue = 0.01;
-// Groups of an Mlp: biases are always clipped, norms never, and the rest
-// together.
+// The groups of an Mlp: biases are always clipped, norms never, and the rest is
+// clipped together.
 constexpr char kGroups[] =
     "type:'AdamW',params{lr:0.01,weight_decay:0.1},"
     "param_groups{name:'biases',parameters:'*.bias',gradient_clipping:0.01},"

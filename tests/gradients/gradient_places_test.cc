@@ -37,7 +37,7 @@ struct Matrices : torch::nn::Module {
     }
     wide = register_parameter("wide", torch::randn({kDim, 2 * kDim}));
   }
-  // x -> x * w of these in turn.
+  // Computes x -> tanh(x * w) with these in turn.
   at::Tensor Loss(int rank, int step, const std::vector<int>& order) {
     at::Tensor x = torch::full({kDim, kDim}, 0.1 * (rank + 1) + 0.01 * step);
     for (int i : order) x = torch::tanh(x.mm(square[i]) / kDim);
@@ -100,7 +100,7 @@ struct Run {
 
 std::vector<int> InOrder(int) { return {0, 1, 2}; }
 
-// Stage, world size.
+// The parameters are stage and world size.
 class GradientPlacesTest
     : public ::testing::TestWithParam<std::tuple<int, int>> {
  protected:

@@ -87,7 +87,8 @@ TEST_P(GradientsTest, NoSyncIsLocalAccumulation) {
   }
 }
 
-// As one micro-batch: nothing is divided by their number.
+// Backwards without synchronization count as one micro-batch: nothing is
+// divided by their number.
 TEST_P(GradientsTest, NoSyncWithinOneMicroBatchAddsUp) {
   TrainingSpec of_oracle = spec_;
   of_oracle.accumulation_mode = "local";

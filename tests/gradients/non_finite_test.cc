@@ -100,7 +100,7 @@ absl::Status CheckAllAreCounted(Trainee* t) {
   return absl::InternalError("no parameter is of all ranks");
 }
 
-// All but the last element of one gradient, and of another some.
+// In one gradient all elements except the last are not finite, in another some.
 TESSERA_RANK_FUNCTION(AskedFor) {
   TESSERA_ASSIGN_OR_RETURN(Trainee t, Make(args, world, false, "Mlp"));
   const auto none = t.engine->NonFiniteGradients();
@@ -170,7 +170,7 @@ TEST_P(NonFiniteTest, IsInTheReportOfASkippedStep) {
       Each(AllOf(HasSubstr("out.bias 0 1 @"), HasSubstr("OUT_OF_RANGE"))));
 }
 
-// Without the key: the error alone.
+// Without the key the error alone names the gradients.
 TESSERA_RANK_FUNCTION(LeastScaleNames) {
   TESSERA_ASSIGN_OR_RETURN(Trainee t, Make(args, world, false));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));

@@ -103,7 +103,7 @@ struct Case {
         return std::nullopt;
     }
   }
-  // Gradient of element `e`: small even numbers.
+  // Returns the gradient of element `e`, a small even number.
   static double OfLoss(int rank, int i, int loss, int64_t e) {
     return 2 * static_cast<double>((3 * rank + 2 * i + loss + e) % 5 - 2);
   }
@@ -474,7 +474,8 @@ TEST_P(ScalingTest, EqualWeightsOfAnySizeTrainAsNoneDo) {
     for (const char* way : {"each", "local"}) {
       for (const int world_size : {1, 2}) {
         for (const char* weight : {"4096", "1e6", "1e-3", "3001"}) {
-          // One by one for the first way, all at once for the second.
+          // The first way reduces micro-batches one by one, the second all at
+          // once.
           spec.accumulation_mode = way;
           spec.accumulation = absl::string_view(way) == "each" ? 1 : 2;
           SCOPED_TRACE(

@@ -95,8 +95,8 @@ class Attacker {
     if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(1);
   }
 
-  // Half of them silent, half in the middle of a handshake. False if nobody
-  // takes connections.
+  // Holds connections: half of them silent, half in the middle of a handshake.
+  // Returns false if nobody takes connections.
   bool Hold(const AttackTarget& target) {
     int fd = -1;
     // Another attacker may have filled the queue at this door.

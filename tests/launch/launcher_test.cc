@@ -32,7 +32,7 @@ constexpr char kProgram[] = "TESSERA_LAUNCHER_TEST_PROGRAM";
 
 // ---- the program ----
 
-// One write: lines of ranks do not mix.
+// The line is one write, so lines of ranks do not mix.
 void Print(const std::string& line) {
   if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(99);
 }
@@ -160,7 +160,7 @@ TEST(LauncherTest, IgnoredSignalsStayIgnored) {
   EXPECT_EQ(launcher.Finish(absl::Seconds(20)).code, 128 + SIGTERM);
 }
 
-// Twice: whoever gets it is not ended for it.
+// The signal is sent twice, so it has ended no process the first time.
 TEST(LauncherTest, SIGUSR1IsPassedOnAndEndsNobody) {
   Process launcher({}, Named("notice"));
   for (int seen : {3, 6}) {

@@ -51,8 +51,8 @@ void Print(const std::string& line) {  // one write: lines do not mix
 
 // ---- the program of a rank ----
 
-// "rank 1 of 4: 0x1.8p+0 ... weight <bits>": the losses of five steps and a
-// hash of a parameter after them.
+// Returns "rank 1 of 4: 0x1.8p+0 ... weight <bits>": the losses of five steps
+// and a hash of a parameter after them.
 absl::StatusOr<std::string> Train(const World& world) {
   at::manual_seed(0);
   torch::nn::Sequential model(torch::nn::Linear(16, 32), torch::nn::ReLU(),
@@ -107,7 +107,7 @@ int64_t BytesSent() {
 
 constexpr int64_t kReducedBytes = 8 << 20;
 
-// "rank 1 of 4: <bytes that its host sent in an all-reduce>".
+// Returns "rank 1 of 4: <bytes that its host sent in an all-reduce>".
 absl::StatusOr<std::string> Reduce(const World& world) {
   Communicator& comm = *world.communicator();
   at::Tensor t = torch::ones({kReducedBytes / 4});
@@ -301,7 +301,7 @@ TEST_F(MultihostTest, Rank0IsNotOnItsHost) {
                          "rank 0 there\n"));
 }
 
-// At rank 1, or at both; Gloo's words are not enough.
+// Rank 1 or both have it; the error says more than Gloo's own.
 TEST_F(MultihostTest, AnInterfaceThatGlooCannotListenAt) {
   MakeHosts("beta");
   if (IsSkipped() || HasFatalFailure()) return;

@@ -132,7 +132,7 @@ void Restart(const std::string& how, char** argv) {
 
 int RunProgram(const std::string& program, int argc, char** argv) {
   if (const char* const how = getenv(kStandard)) Restart(how, argv);
-  // Only in a rank.
+  // RANK is set only in a rank, not in the launcher.
   const char* const rank = getenv("RANK");
   if (program == "die1" && rank != nullptr && rank[0] == '1') _exit(3);
   if (program == "help1" && rank != nullptr && rank[0] == '1') _exit(0);

@@ -1,5 +1,5 @@
-// Batches on a device: they are there when they are used, without a wait of the
-// host's, and their memory stays as long as it is needed.
+// Tests batches on a device: they are there when they are used, without a wait
+// of the host's, and their memory stays as long as it is needed.
 #include <torch/torch.h>
 
 #include <memory>

@@ -173,8 +173,8 @@ absl::Status Resume(const World& world, const RunOptions& run,
                                        "loader");
 }
 
-// A line for each step: "7 0x1.8p+3 1:5,1:9": its number, the loss, and this
-// rank's samples, by epoch, without padding.
+// Returns a line for each step, such as "7 0x1.8p+3 1:5,1:9": its number, the
+// loss, and this rank's samples, by epoch, without padding.
 TESSERA_RANK_FUNCTION(Train) {
   const RunOptions run = RunOptions::FromText(args);
   TESSERA_ASSIGN_OR_RETURN(Training training, MakeTraining(world, run));

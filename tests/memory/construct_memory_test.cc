@@ -28,7 +28,7 @@ constexpr int64_t kBudget = 100 * kMiB;
 constexpr int kLayers = 32;
 constexpr int64_t kRows = 2048, kColumns = 4096;  // 32 MiB
 
-// Cheap to make: each weight is one number except its first row.
+// The model is cheap to make: each weight is one number except its first row.
 struct Large : torch::nn::Module {
   Large() {
     for (int i = 0; i < kLayers; ++i) {

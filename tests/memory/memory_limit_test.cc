@@ -233,8 +233,8 @@ proto::Config DefaultsOf(absl::string_view stage, int64_t limit) {
   return config;
 }
 
-// "device stage": with default keys and a limit below what all units whole
-// take, training has the bits that it has without one.
+// `args` is "device stage". With default keys, and a limit below what all whole
+// units would take, training has the bits that it has without one.
 TESSERA_RANK_FUNCTION(DefaultsWithin) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
   const at::Device device = DeviceOf(words[0]);

@@ -57,8 +57,8 @@ struct WideModel : torch::nn::Module {
   std::vector<std::shared_ptr<WideBlock>> blocks;
 };
 
-// Bytes of one block's shard: storages at multiples of 256, P / W rounded up to
-// such a multiple.
+// Returns the bytes of one block's shard: storages lie at multiples of 256, and
+// P / W is rounded up to such a multiple.
 int64_t BlockShardBytes(int world_size) {
   auto align = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   const int64_t whole = align(kHidden * kDim * 4) + align(kHidden * 4) +

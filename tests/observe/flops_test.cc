@@ -97,7 +97,7 @@ TEST(FlopsTest, AForwardIsCountedByTheUnitsThatItUses) {
   }
 }
 
-// By the configuration alone.
+// The configuration alone switches it on.
 TESSERA_RANK_FUNCTION(TrainNet) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   torch::manual_seed(1);

@@ -188,7 +188,7 @@ TESSERA_RANK_FUNCTION(Losses) {
   return absl::StrJoin(losses, "\n");
 }
 
-// By rank and micro-batch.
+// Returns the losses by rank and micro-batch.
 std::vector<std::vector<double>> LossesOf(const TrainingSpec& spec,
                                           absl::string_view before = "") {
   std::vector<std::vector<double>> all;

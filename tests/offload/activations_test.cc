@@ -37,7 +37,7 @@ const std::vector<std::string> kModels = {"Gpt", "Mlp", "Clamped",
 //  world size, stage, dtype, policy, accumulation, model, states on the disk
 const Choice kAxes = {2, 4, 3, 3, 2, 4, 2};
 
-// On the disk; or a device without hardware, to the host.
+// Activations go to the disk or, on a device without hardware, to the host.
 TrainingSpec SpecOf(const Choice& choice, const std::string& device) {
   TrainingSpec spec;
   spec.steps = 3;

@@ -169,8 +169,8 @@ absl::Status WriteUsed(const Call& call) {
   return TrainWide(call.t, 3, 4, call.record);
 }
 
-// An operator's write; of a frozen parameter, too. The next step comes at once,
-// and after the second one a look at masters.
+// An operator writes parameters, a frozen one among them. The next step follows
+// at once, and after the second write masters are read.
 absl::Status WriteByOperator(const Call& call) {
   for (int i = 0; i < 2; ++i) {
     {

@@ -109,7 +109,7 @@ absl::StatusOr<StagePlan> PlanOf(const std::string& folder) {
 // A model and its engine, and what the ledger held before them. The module is
 // constructed in shards, which are in memory until Create has taken them over.
 struct DeepRun {
-  // `folder`: of swap files; "": in memory.
+  // `folder` is that of swap files; if it is "", states are in memory.
   static absl::StatusOr<DeepRun> Make(const std::string& folder,
                                       uint64_t seed = 5) {
     DeepRun run;
@@ -253,8 +253,8 @@ TESSERA_RANK_FUNCTION(SaveDeep) {
   return record;
 }
 
-// "<folder>|<checkpoint>": other values become those, and go on. No limit of
-// the ledger binds a load, so its peak is looked at.
+// `args` is "<folder>|<checkpoint>". Loads over other values and goes on. No
+// limit of the ledger applies to a load, so its peak is checked.
 TESSERA_RANK_FUNCTION(LoadDeep) {
   const std::vector<std::string> parts = absl::StrSplit(args, '|');
   TESSERA_ASSIGN_OR_RETURN(DeepRun run, DeepRun::Make(parts[0], /*seed=*/6));

@@ -1,6 +1,6 @@
-// A program's own optimizer with an engine: the bits of libtorch's classes on
-// whole parameters, however these are sharded, wherever they lie, and after a
-// checkpoint; what else belongs to a step; and errors.
+// Tests a program's own optimizer with an engine: it has the bits of libtorch's
+// classes on whole parameters, however these are sharded, wherever they lie,
+// and after a checkpoint. Also tests what else belongs to a step, and errors.
 #include <algorithm>
 #include <cstdlib>
 #include <stdexcept>

@@ -1,5 +1,6 @@
-// DeviceKernels on the device without hardware: the CPU's bits, on the right
-// stream, with all that they read and write declared, and no wait of the host.
+// Tests DeviceKernels on the device without hardware: they have the CPU's bits,
+// run on the right stream, declare all that they read and write, and the host
+// does not wait.
 #include "optim/device_kernels.h"
 
 #include <torch/torch.h>
@@ -252,7 +253,7 @@ void ExpectDeclared(const std::vector<at::Tensor>& written,
   for (size_t i = 0; i < read.size(); ++i) {
     EXPECT_FALSE(IsFault([&] { read[i].clone(); }, kernel)) << i;
     EXPECT_TRUE(IsFault([&] { read[i].zero_(); }, kernel)) << i;
-    // All of it.
+    // The whole range is declared.
     const at::Tensor last = read[i].narrow(0, read[i].numel() - 1, 1);
     EXPECT_TRUE(IsFault([&] { last.zero_(); }, kernel)) << i;
   }

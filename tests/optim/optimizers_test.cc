@@ -1,6 +1,6 @@
-// Each optimizer with an engine: the same bits at every stage, over the tiers
-// of offload, and where a run goes on from a checkpoint at another stage and
-// number of ranks. And AdamW with libtorch's own.
+// Tests each optimizer with an engine: it has the same bits at every stage,
+// over the tiers of offload, and where a run goes on from a checkpoint at
+// another stage and number of ranks. Also compares AdamW with libtorch's own.
 #include <ATen/Version.h>
 #include <torch/torch.h>
 
@@ -71,8 +71,8 @@ TEST_P(OptimizersTest, GoesOnFromACheckpoint) {
     EXPECT_EQ(Train(2, absl::StrCat(how, " first=2 steps=2 load=", dir)), whole)
         << how;
   }
-  // By one rank: only that the states are the same, by a step that one rank
-  // makes from them.
+  // With one rank only the states are compared, by a step that one rank makes
+  // from them.
   const std::vector<std::string> alone =
       Train(1, absl::StrCat("stage=0 first=2 steps=1 load=", dir));
   const std::string again = folder.path() + "/again";
@@ -193,8 +193,8 @@ TEST(LibtorchFusedTest, HasItsBitsInEveryElement) {
   }
 }
 
-// The promise of the default: what libtorch leaves to its scalar code is
-// computed as all the rest.
+// The default computes what libtorch leaves to its scalar code in the same way
+// as all the rest.
 TEST(LibtorchFusedTest, TheDefaultDiffersInRestsOfEightAlone) {
   const std::string capability = at::get_cpu_capability();
   if (capability != "AVX2" && capability != "AVX512") {

@@ -101,7 +101,7 @@ std::vector<double> Odd() {
           0.1,   -7.3,   1e-10, 1234.5, std::nan("")};
 }
 
-// Each combination of a master and a gradient, [n].
+// Makes each combination of a master and a gradient, as tensors of shape [n].
 void SetOdd(at::ScalarType dtype, at::Tensor* master, at::Tensor* gradient) {
   std::vector<double> masters, gradients;
   for (const double m : Odd()) {
@@ -143,7 +143,7 @@ class Pair {
               static_cast<size_t>(StatesOf(FormulaOf(case_.ours)).count));
   }
 
-  // The first difference, or "".
+  // Returns the first difference, or "".
   std::string Step(const at::Tensor& gradient, int64_t step, Isa isa) {
     StepRange r;
     r.master = master_.data_ptr();

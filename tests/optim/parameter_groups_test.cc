@@ -163,7 +163,8 @@ TESSERA_RANK_FUNCTION(Averages) {
   return record;
 }
 
-// a: 0.5, 0, -0.5, -1. Its average: 0.5, then a quarter of the way each.
+// Parameter a is 0.5, 0, -0.5, -1. Its average begins with 0.5, and then goes a
+// quarter of the way each time.
 TEST(AveragesTest, AreSwappedInAndOut) {
   for (const char* stage : {"1", "3"}) {
     EXPECT_THAT(

@@ -189,10 +189,11 @@ TEST(OracleStepTest, LambIsThePapers) {
   }
 }
 
-// One iteration, of a tall matrix and of a wide one, in float64. In bfloat16
-// rounding is of 2^-9 of a number: three times before X of norm 1, so that in
-// Frobenius' norm X is off by 3 of these, X X^T by 7, its square by 14, and
-// a X + (b X X^T + c (X X^T)^2) X by 4 a + 12 |b| + 19 |c|.
+// Tests one iteration, of a tall matrix and of a wide one, in float64. In
+// bfloat16 the relative rounding error is 2^-9. There are three roundings
+// before X of norm 1, so in Frobenius' norm X is off by 3 of these, X X^T by 7,
+// its square by 14, and a X + (b X X^T + c (X X^T)^2) X by 4 a + 12 |b| + 19
+// |c|.
 TEST(OracleStepTest, MuonIsThePapers) {
   constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
   constexpr double kOff = 0x1p-9 * (4 * kA - 12 * kB + 19 * kC);

@@ -19,7 +19,7 @@ namespace {
 using at::Tensor;
 using ::testing::ElementsAre;
 
-// One parameter w; the gradient is what the test says.
+// The module has one parameter w, and its gradient is what the test says.
 struct LineImpl : torch::nn::Module {
   explicit LineImpl(const Tensor& value) : w(register_parameter("w", value)) {}
   Tensor w;

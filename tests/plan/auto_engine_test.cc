@@ -90,7 +90,8 @@ absl::StatusOr<double> Train(GptImpl& gpt, Engine* engine, int steps) {
   return loss_value;
 }
 
-// "FOLDER BYTES [SAVE]": the way and why; trains and saves, or goes on.
+// `args` is "FOLDER BYTES [SAVE]". Returns the way and the reason; trains and
+// saves, or goes on.
 TESSERA_RANK_FUNCTION(WayAndReason) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
   int64_t memory = 0;
@@ -144,7 +145,8 @@ TESSERA_RANK_FUNCTION(LossesOfBoth) {
   return losses;
 }
 
-// "FOLDER BYTES": what goes to a disk, the losses, and those without.
+// `args` is "FOLDER BYTES". Returns what goes to a disk, the losses, and those
+// without offload.
 TESSERA_RANK_FUNCTION(LossesOffloaded) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
   int64_t memory = 0;

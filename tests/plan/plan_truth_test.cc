@@ -228,7 +228,7 @@ TEST_P(PlanTruthTest, IsWhatARankHoldsAndSends) {
     }
     // A step that is made early and dropped, or taken back, is made twice.
     if (!truth.disk.empty() && truth.accumulation > 1) {
-      // A part of the update before the first, and not all of the last one's.
+      // A part of an earlier update counts, and not all of the last one's.
       for (const auto& [planned_bytes, said] :
            {std::pair(stage.disk.written, words[2]),
             std::pair(stage.disk.read, words[3])}) {
@@ -264,7 +264,7 @@ std::string NameOfCase(const ::testing::TestParamInfo<std::string>& info) {
   return TruthCase::NameOf(info.param);
 }
 
-// Every `step`-th, or with TESSERA_TEST_CELLS=all all of them.
+// Returns every `step`-th text, or all with TESSERA_TEST_CELLS=all.
 Texts Some(const Texts& texts, size_t step) {
   if (EnvString("TESSERA_TEST_CELLS") == "all") return texts;
   Texts some;

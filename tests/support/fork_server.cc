@@ -62,7 +62,7 @@ bool SendRequest(int socket, const std::string& environment, int stderr_fd,
          SendBytes(socket, environment.data(), environment.size());
 }
 
-// False at the end of the stream.
+// Returns false at the end of the stream.
 bool ReceiveRequest(int socket, std::string* environment, int fds[2]) {
   uint64_t bytes = 0;
   Message message(&bytes);

@@ -151,7 +151,7 @@ class EngineRig : public Rig {
     EngineOptions options;
     options.communicator = comm_;
     if (way_ == "Stage3Recompute") {
-      // The outermost: the module's children, of a list each.
+      // The outermost modules are the module's children, or for a list its own.
       options.is_recomputed = [](const nn::Module& m, absl::string_view path) {
         return !path.empty() &&
                dynamic_cast<const nn::ModuleListImpl*>(&m) == nullptr;

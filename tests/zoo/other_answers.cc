@@ -7,7 +7,8 @@
 namespace tessera::zoo {
 namespace {
 
-// In Stage3Checkpointed: what a function that runs again may not do.
+// The table has what a function that runs again may not do
+// (Stage3Checkpointed).
 const std::vector<OtherAnswer> kCheckpointed = {
     {"writes parameter",
      "a region may not write parameters: backward would write them again",
@@ -18,8 +19,8 @@ const std::vector<OtherAnswer> kCheckpointed = {
      {"MixtureOfExpertsOfTheRanksChoice", "TruncatedBackpropagation"}},
 };
 
-// In Stage3Recompute: variants whose activations the tape keeps, at least on
-// some rank.
+// The table has the variants whose activations the tape keeps
+// (Stage3Recompute), at least on some rank.
 const std::vector<OtherAnswer> kRecomputed = {
     {"nothing was given up",
      "the parameters are the module's own, it has no children",
