@@ -40,13 +40,13 @@ absl::Status SetVerbosity(absl::string_view spec);
 
 namespace log_internal {
 
-// True before SetLogRank, and on rank 0 after it.
+// Returns true before SetLogRank, and on rank 0 after it.
 bool IsRank0();
 
 // Returns the level of a module; the pointer is valid for ever.
 const std::atomic<int>* VerbosityOf(absl::string_view module);
 
-// "W 08:45:01.123 r3/8 file.cc:88] "
+// Returns "W 08:45:01.123 r3/8 file.cc:88] ".
 std::string LinePrefix(absl::LogSeverity severity, const char* file, int line);
 
 // Writes all of `text`, whatever stderr is; errors are dropped.

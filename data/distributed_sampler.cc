@@ -118,7 +118,7 @@ std::vector<int64_t> DistributedSampler::NextBatch(int64_t count) {
   return batch;
 }
 
-// The end of an epoch counts as the begin of the next, since its padding
+// The end of an epoch counts as the beginning of the next, since its padding
 // depends on the world size.
 SamplerState DistributedSampler::state() const {
   if (taken_ == samples_per_rank()) return {epoch_ + 1, 0};

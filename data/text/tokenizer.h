@@ -24,7 +24,7 @@ class Tokenizer {
 
   // Ids are 0 .. vocab_size() - 1.
   virtual int32_t vocab_size() const = 0;
-  virtual int32_t bos_id() const { return kNone; }  // begin of text
+  virtual int32_t bos_id() const { return kNone; }  // beginning of text
   virtual int32_t eos_id() const { return kNone; }  // end of text
   virtual int32_t unk_id() const { return kNone; }  // text that has no token
 

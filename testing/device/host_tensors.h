@@ -46,7 +46,7 @@ class HostTensors {
 
   const Memory memory_;
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;  // device's, host's
-  // By the device's storage.
+  // The keys are the device's storages.
   std::unordered_map<const c10::StorageImpl*, c10::Storage> storages_;
 };
 

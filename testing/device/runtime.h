@@ -111,7 +111,7 @@ class Runtime {
   uint64_t seed_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uintptr_t, std::vector<int>> recorded_ ABSL_GUARDED_BY(mutex_);
   std::vector<Leaving> leaving_ ABSL_GUARDED_BY(mutex_);
-  // By what and thread.
+  // The keys are what was waited for, and the thread.
   std::map<std::pair<std::string, std::string>, int64_t> host_waits_
       ABSL_GUARDED_BY(mutex_);
 };

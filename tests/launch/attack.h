@@ -52,8 +52,8 @@ class Attack {
   // Waits until all streams are sent; connections are still held.
   AttackReport WaitUntilSent();
 
-  // Call it at the begin of main: serves and ends the process if it is one of
-  // ours.
+  // Call it at the beginning of main: serves and ends the process if it is one
+  // of ours.
   static void ServeIfAttacker();
 
  private:

@@ -40,8 +40,8 @@ class TwoHosts {
   // Call it in a Process while it has one thread: moves to its host, if it has
   // one. Returns false, with a message, if it cannot.
   static bool EnterIfTold();
-  // Call it at the begin of main: serves and ends the process if it is one of
-  // ours.
+  // Call it at the beginning of main: serves and ends the process if it is one
+  // of ours.
   static void ServeIfHelper(int argc, char** argv);
 
  private:

@@ -85,10 +85,10 @@ struct TrainingSpec {
   // "": neither is called.
   std::string moved;
   bool poison = false;  // SetPoisonOnFree
-  // A number: that device without hardware (testing/device), on which the
-  // engine trains while another is the current one; "1/workers": with a thread
-  // for each stream; "1/host": with collectives in host memory, as if it had
-  // none. "cuda:0": that GPU, also for the oracle. "": the CPU.
+  // A number N means device N without hardware (testing/device), on which the
+  // engine trains while another one is current. "1/workers" has a thread for
+  // each stream; "1/host" has collectives in host memory, as if the device had
+  // none. "cuda:0" is that GPU, also for the oracle; "" is the CPU.
   std::string device;
   // Bytes for ConstructSharded, which builds the model; 0: it is built plainly.
   int64_t construct_budget = 0;
