@@ -23,7 +23,7 @@ using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
 using ::testing::SizeIs;
 
-// What `f` writes to stderr; at most what a pipe holds (64 KiB).
+// Returns what `f` writes to stderr; a pipe holds at most 64 KiB.
 std::string Stderr(const std::function<void()>& f) {
   ::testing::internal::CaptureStderr();
   f();

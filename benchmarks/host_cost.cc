@@ -186,8 +186,9 @@ absl::Status AddSteps(std::vector<Figure>* figures) {
   return AddStep("step, stage 3, freed after each operator", config, figures);
 }
 
-// By the clock on the wall, and of all threads of the process on processors: on
-// a machine that others use too, the second means more; waits are in the first.
+// Times are those of the wall clock and those of all the process's threads on
+// processors. On a shared machine the second means more; the first includes
+// waits.
 enum Clock { kWall, kCpu, kNumClocks };
 using Times = std::array<double, kNumClocks>;  // microseconds
 

@@ -158,9 +158,9 @@ absl::StatusOr<std::unique_ptr<DataLoader>> MakeLoader(const Tokens& tokens,
 
 using Body = std::function<absl::Status()>;  // a round
 
-// By the clock on the wall, and of all threads of the process on processors: on
-// a machine that others use too, the second means more; what threads do at the
-// same time is in the first.
+// Times are those of the wall clock and those of all the process's threads on
+// processors. On a shared machine the second means more; the first counts what
+// threads do at the same time once.
 struct Times {
   double wall = 0, cpu = 0;  // seconds
 };

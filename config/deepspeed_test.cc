@@ -1,5 +1,5 @@
-// What DeepSpeed's files hold besides plain values: forms it deprecated, keys
-// that do nothing here, are not there yet, or were removed.
+// Tests what DeepSpeed's files hold besides plain values: deprecated forms,
+// keys that do nothing here, that are missing, or that were removed.
 #include <string>
 #include <utility>
 #include <vector>
@@ -200,7 +200,7 @@ TEST(DeepSpeed, AllFaultsComeAtOnceBehindDuplicates) {
                                               HasSubstr("\"stagee\""))));
 }
 
-// What cannot be said in JSON.
+// These cases cannot be expressed in JSON.
 TEST(DeepSpeed, TextIsCheckedToo) {
   const auto fault = [](absl::string_view text) {
     return std::string(ParseConfig(absl::StrCat("train_batch_size: 8 ", text),
@@ -245,7 +245,7 @@ TEST(DeepSpeed, OverlapIsTrueAtStage3Only) {
   }
 }
 
-// What parses may still be more than this version does.
+// A configuration that parses may still ask for more than this version does.
 TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
   const std::pair<const char*, const char*> cases[] = {
       {"\"zero_optimization\": {\"offload_optimizer\": {\"device\": "
@@ -316,7 +316,7 @@ TEST(DeepSpeed, LoggersThatAreNotHereAreOneWarning) {
               IsEmpty());
 }
 
-// What DeepSpeed takes for granted.
+// DeepSpeed takes these for granted.
 TEST(DeepSpeed, NonsenseThatItAcceptsIsRefused) {
   const std::pair<const char*, const char*> cases[] = {
       {"{\"train_batch_size\": 2.5}",
@@ -347,7 +347,7 @@ TEST(DeepSpeed, NonsenseThatItAcceptsIsRefused) {
   for (const auto& [json, fault] : cases) EXPECT_EQ(FaultOf(json), fault);
 }
 
-// As DeepSpeed has it, which does not say so.
+// DeepSpeed does the same and does not report it.
 TEST(DeepSpeed, RatesOfGroupsThatASchedulerReplacesAreNoted) {
   const char* const optimizer =
       "\"optimizer\": {\"type\": \"AdamW\", \"param_groups\": [{\"name\": "

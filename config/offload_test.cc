@@ -75,7 +75,7 @@ TEST(Offload, HasRules) {
             "Storage in this version");
 }
 
-// As in DeepSpeed, whose stages 0 to 2 do not look at these.
+// DeepSpeed's stages 0 to 2 ignore these, too.
 TEST(Offload, BelowStage3IsNoted) {
   for (const char* device : {"cpu", "nvme"}) {
     const ConfigReport report = ReportOf(absl::StrCat(

@@ -158,7 +158,7 @@ TEST(NarrowStates, AreWhatDeepSpeedMeans) {
     if (!report->notes.empty()) {
       EXPECT_EQ(report->notes[0].path + ": " + report->notes[0].what, note);
     }
-    // What is completed stays as it is.
+    // A completed configuration stays as it is.
     const auto again = ResolveConfig(report->config, 1);
     TESSERA_EXPECT_OK(again);
     if (again.ok()) {

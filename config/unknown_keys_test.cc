@@ -116,7 +116,7 @@ TEST(UnknownKeys, OtherFaultsStayFaults) {
                           HasSubstr("x: unknown key")));
 }
 
-// What others write at the top level, where DeepSpeed ignores it.
+// Other programs write these at the top level, where DeepSpeed ignores them.
 TEST(UnknownKeys, OfOthersAreWarningsByDefault) {
   const Said said = ReadText(R"({"train_batch_size": 8,
     "cuda_visible_devices": "0,1",

@@ -127,7 +127,7 @@ TEST_P(SamplerShapes, DropLastCutsTheSameOrder) {
   EXPECT_TRUE(std::equal(dropped.begin(), dropped.end(), padded.begin()));
 }
 
-// What a job of W ranks takes, in order, is what one rank would take.
+// The samples of a job of W ranks, in order, are those of one rank.
 TEST_P(SamplerShapes, OrderDoesNotDependOnWorldSize) {
   std::vector<int64_t> all = Interleaved(options());
   all.resize(static_cast<size_t>(GetParam().num_samples));

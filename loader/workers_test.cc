@@ -158,7 +158,7 @@ TEST(WorkersTest, WaitsAreCounted) {
   EXPECT_GT(loader->stats().waited, absl::ZeroDuration());
 }
 
-// What is ready costs no wait, and is counted.
+// A batch that is ready costs no wait, and is counted.
 TEST(WorkersTest, ReadyBatchesCostNoWait) {
   Counter fetched;
   const auto fetch = [&](absl::Span<const int64_t> indices,

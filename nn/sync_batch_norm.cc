@@ -152,7 +152,7 @@ at::Tensor OrFill(const at::Tensor& parameter, const at::Tensor& mean,
                              : at::full_like(mean, value);
 }
 
-// What a backward has to know besides tensors.
+// Call has what a backward needs besides tensors.
 struct Call : torch::CustomClassHolder {
   std::string name;
   std::shared_ptr<Communicator> group;

@@ -151,7 +151,7 @@ TEST_F(FolderTest, AFileThatMayNotGrow) {
   TESSERA_EXPECT_OK(file.WriteAt(0, std::string(3000, 'x')));
 }
 
-// What has the name when it is opened is not what had it when it was looked at.
+// The name leads to another file when it is opened than when it was looked at.
 TEST_F(FolderTest, AnotherFileInThePlaceOfTheOneThatIsOpened) {
   class Replacing : public FileSystem {
    public:
@@ -228,7 +228,7 @@ TEST_F(FolderTest, AChildDoesNotHoldTheLock) {
   }
 }
 
-// Nor if the holder is killed and has no time to let it go.
+// A child does not hold the lock of a holder that is killed, either.
 TEST_F(FolderTest, AChildDoesNotHoldTheLockOfWhoWasKilled) {
   int orphan[2];
   ASSERT_EQ(pipe2(orphan, O_CLOEXEC), 0);

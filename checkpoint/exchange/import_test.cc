@@ -160,7 +160,7 @@ TEST_F(ImportTest, ByOtherNamesAndTransposed) {
 
 TEST_F(ImportTest, NamesThatLeadNowhere) {
   TESSERA_ASSERT_OK(Save(dir_ + "/a"));
-  // What is called mask there would be called something else.
+  // The tensor `mask` would get another name there.
   TESSERA_ASSERT_OK(RoundTrip("mask count\ncount mask"));
   const NameMap away = *NameMap::Parse("mask elsewhere", "rules");
   const absl::Status lost = ImportSafetensors(dir_ + "/st", dir_ + "/c", away,

@@ -1,5 +1,5 @@
-// What is read of a checkpoint: any ranges, each byte once, none that is
-// damaged.
+// Tests what is read of a checkpoint: any ranges, each byte once, and no
+// damaged byte.
 #include "checkpoint/format/checkpoint_reader.h"
 
 #include <errno.h>
@@ -288,7 +288,7 @@ TEST_F(CheckpointReaderTest, WhatIsReplacedMeanwhileIsAnError) {
                                       HasSubstr("took the place")));
 }
 
-// What was verified can be read to its place even so.
+// Verified pieces can be read to their place nevertheless.
 TEST_F(CheckpointReaderTest, FilesStayOpenFromTheFirstRead) {
   Save(3);
   const std::string& expected = sample_.bytes(7, 0);

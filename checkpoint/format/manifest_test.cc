@@ -1,4 +1,5 @@
-// What a manifest or an index says is believed only where it can be so.
+// Tests that what a manifest or an index says is believed only if it is
+// possible.
 #include "checkpoint/format/manifest.h"
 
 #include <cstdint>
@@ -226,7 +227,7 @@ TEST(IndexTest, PiecesLieInTheirStorageAndInTheFile) {
   }
 }
 
-// Who wants one of these only would not find it, though all of it verifies.
+// A reader of one storage would not find it, though the whole file verifies.
 TEST(IndexTest, HasOnlyStoragesThatTheManifestKnowsOf) {
   proto::CheckpointManifest manifest = Good();
   proto::CheckpointFile* const file = manifest.mutable_files(0);

@@ -44,7 +44,7 @@ class Turns {
     const auto is_mine = [&] { return turn_ == job; };
     mutex_.Await(absl::Condition(&is_mine));
   }
-  // After its call.
+  // Ends the turn after the call.
   void Pass() {
     absl::MutexLock lock(&mutex_);
     Draw();
@@ -168,7 +168,8 @@ class JobFiles : public FileSystem {
   bool killed_ = false;
 };
 
-// Which checkpoints were there, one after the other, by their seeds.
+// History has the seeds of the checkpoints that were there, one after the
+// other.
 class History {
  public:
   History(MemoryDisk* disk, const std::vector<SampleCheckpoint>* samples)
@@ -313,7 +314,7 @@ TEST(TwoJobsTest, AWriterBetweenTheCallsOfAReader) {
   EXPECT_GT(told, 5);
 }
 
-// What reads all of it for minutes, as an export, has its files open by then.
+// A reader that takes minutes, such as an export, has its files open by then.
 TEST(TwoJobsTest, AWriterBetweenTheCallsOfAReaderThatStays) {
   const std::vector<SampleCheckpoint> samples = Samples();
   int olds = 0, news = 0;

@@ -48,8 +48,8 @@ TEST(TokenCorpus, SamplesShareTheirBorderToken) {
   EXPECT_DEATH((void)corpus.CopySample(0, 3, absl::MakeSpan(out)), "5 vs 4");
 }
 
-// In any order and over any borders of files, with samples that are shorter and
-// longer than what is asked for ahead.
+// Samples are read in any order and over any borders of files, shorter and
+// longer than what was prefetched.
 TEST(TokenCorpus, SamplesOfABatchAreThoseAlone) {
   TESSERA_ASSERT_OK_AND_ASSIGN(
       const TokenCorpus corpus,

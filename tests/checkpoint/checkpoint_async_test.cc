@@ -125,7 +125,7 @@ TESSERA_RANK_FUNCTION(SaveAsideAndCount) {
   const size_t beside = comm->Take().size();
   TESSERA_ASSIGN_OR_RETURN(const CheckpointReader saved,
                            CheckpointReader::Open(a.dir, FileSystem::Real()));
-  // What lies before the index, less what aligns it.
+  // The bytes before the index are data, except for some alignment.
   const int64_t written =
       saved.manifest().files(world.rank()).index_offset() * 9 / 10;
   TESSERA_RETURN_IF_ERROR(engine->Close());
@@ -141,7 +141,8 @@ TEST_P(CheckpointAsyncTest, TakesNoCollectiveAndNoMoreThanItsBandwidth) {
               Each("0 collectives; within its bandwidth"));
 }
 
-// What the program writes into optimizer states meanwhile is not saved.
+// A save does not include what the program writes into optimizer states
+// meanwhile.
 TESSERA_RANK_FUNCTION(TrainSaveAndSetStates) {
   CheckpointArgs a(args);
   auto model = BuildModel(a.spec.model, world.rank());

@@ -193,7 +193,7 @@ TESSERA_RANK_FUNCTION(LoadHostile) {
   TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(a.dir).status());
   TESSERA_ASSIGN_OR_RETURN(const std::string before, StateOf(*engine, *model));
   const absl::StatusOr<Hostile> hostile = Hostile::Of(a.dir);
-  // Before rank 0 changes what they read.
+  // All ranks must have read before rank 0 changes it.
   TESSERA_RETURN_IF_ERROR(
       world.communicator()->AgreeOk(hostile.status(), "read"));
   std::mt19937 random(static_cast<unsigned>(a.spec.stage));

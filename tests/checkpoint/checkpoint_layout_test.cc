@@ -99,7 +99,7 @@ TESSERA_RANK_FUNCTION(LoadLayout) {
   return absl::StrCat(state, kCut, buffers, kCut, ToText(record));
 }
 
-// How it is saved, or loaded.
+// Side says how a checkpoint is saved, or loaded.
 struct Side {
   Side(size_t ranks, size_t stage, size_t dtype, size_t unit, size_t persistent,
        size_t groups)

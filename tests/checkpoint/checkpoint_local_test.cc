@@ -275,7 +275,7 @@ TEST_P(CheckpointLocalTest, EachHostHasWhatItsRanksWrite) {
 TEST_P(CheckpointLocalTest, WhatAHostLacksComesFromAnother) {
   const std::vector<std::string> saved = Run("TrainAndSaveOnHosts", "AABB");
   ASSERT_THAT(saved, Each(StartsWith("step 2\n")));
-  // Another order, another number, hosts that are new.
+  // Hosts are in another order, of another number, or new.
   for (const char* hosts : {"BBAA", "ABA", "CAB", "BCCA", "AB"}) {
     EXPECT_THAT(Run("LoadOnHosts", hosts), Each(saved[0])) << hosts;
   }

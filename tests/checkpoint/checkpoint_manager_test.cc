@@ -155,7 +155,7 @@ TEST_F(CheckpointManagerTest, NoDamageOfAStepStopsARun) {
   }
 }
 
-// Another job, or a second manager of this one, in its folder.
+// The second manager is another job's, or one of the same job.
 TESSERA_RANK_FUNCTION(TwoInOneFolder) {
   ManagerArgs a(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee trainee, MakeTrainee(world));
@@ -188,7 +188,7 @@ TEST_F(CheckpointManagerTest, AFolderIsOneJobs) {
               Each(AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("rank 0"),
                          HasSubstr(dir_ + ": process "), HasSubstr(" on host "),
                          HasSubstr("saves its checkpoints there"))));
-  // By another process.
+  // Another process holds the lock.
   const absl::StatusOr<RunLock> held = RunLock::Take(dir_, FileSystem::Real());
   ASSERT_TRUE(held.ok()) << held.status();
   EXPECT_THAT(Train(2), Each(HasSubstr(absl::StrCat("process ", getpid()))));
@@ -213,7 +213,7 @@ TEST_F(CheckpointManagerTest, OneThatIsPassedOverIsNotCountedAsAGoodOne) {
   EXPECT_THAT(Steps(), ElementsAre(5, 4));
 }
 
-// By a host whose clock is an hour ahead.
+// A host whose clock is an hour ahead has saved.
 TEST_F(CheckpointManagerTest, WhatIsSavedLaterIsNewerWhateverClocksSay) {
   Train(5, "\nfew");
   ASSERT_THAT(Steps(), ElementsAre(5, 4));
@@ -361,7 +361,7 @@ TEST_F(CheckpointManagerTest, SavesAsOftenAsFailuresAndItsCostSay) {
       Each("no checkpoint saved; 5 saves, 2s each of the training's time; one "
            "in 1m58s"));
   EXPECT_THAT(Steps(), ElementsAre(8, 7, 5, 3, 1));
-  // When the interval is known first, and at the end.
+  // The report comes when the interval is first known, and at the end.
   std::vector<std::string> reports;
   for (absl::string_view line :
        absl::StrSplit(RankPool::Get(2)->stderr_of(0), '\n')) {

@@ -213,8 +213,8 @@ TEST_P(CheckpointPrecisionTest, MastersOfAnotherDtypeAreLoaded) {
               ::testing::Each(""));
 }
 
-// Before each of the steps in which the scale falls, waits and rises. A step
-// that is skipped does not count as one: micro-batches go on.
+// The run stops before each of the steps in which the scale falls, waits and
+// rises. A skipped step does not count as one, but micro-batches go on.
 TEST_P(CheckpointPrecisionTest, TheLossScaleGoesOn) {
   spec_.model = "Overflows";
   spec_.steps = 9;

@@ -160,7 +160,7 @@ TEST_P(DamagedFoldersTest, FilesThatAreOthersOrNone) {
   const std::pair<const char*, std::function<int(const char*)>> kinds[] = {
       {"FIFO", [](const char* path) { return mkfifo(path, 0600); }},
       {"folder", [](const char* path) { return mkdir(path, 0700); }},
-      // Where that is allowed.
+      // A device file can be made only where that is allowed.
       {"device",
        [](const char* path) {
          const int made = mknod(path, S_IFCHR | 0600, makedev(1, 5));
@@ -228,7 +228,7 @@ TEST_P(CheckpointTest, ACorruptedByteOfAnyStateIsDataLossThatNamesIt) {
   ExpectRefused(AllOf(HasSubstr("DATA_LOSS"), HasSubstr(DataFile(1)),
                       HasSubstr("index")));
   FlipByte(DataFile(1), manifest.files(1).index_offset());
-  // And as it was written, it loads.
+  // The unchanged file loads.
   ExpectOracle(Run("LoadAndTrain", 4), spec_, 4, 2);
 }
 

@@ -190,7 +190,7 @@ TESSERA_RANK_FUNCTION(BothRuns) {
     save.async = words.at(1) == "async";
     TESSERA_RETURN_IF_ERROR(program->engine().SaveCheckpoint(
         words.at(2), program->Position(), save));
-    // What comes after is not part of the checkpoint.
+    // Later steps are not part of the checkpoint.
     TESSERA_RETURN_IF_ERROR(program->Train(kSavedAt + 1, &after));
     TESSERA_RETURN_IF_ERROR(program->engine().WaitForCheckpoint());
   }

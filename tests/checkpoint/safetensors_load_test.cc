@@ -37,10 +37,10 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-// Not the seed of the ranks' models.
+// The ranks' models have another seed.
 constexpr uint64_t kFileSeed = 99;
 
-// What is written for a model: all its names.
+// Returns the dictionary of a model, with all its names.
 StateDict DictOf(const std::string& model) {
   torch::manual_seed(kFileSeed);
   const auto module = MakeTestModel(model);

@@ -171,7 +171,7 @@ struct Sharded {
   std::unique_ptr<Engine> engine;
 };
 
-// With values that are not the initial ones, of norms and biases, too.
+// Values differ from the initial ones, also for norms and biases.
 absl::StatusOr<Sharded> Shard(const std::string& kind, uint64_t seed,
                               const World& world) {
   at::manual_seed(seed);

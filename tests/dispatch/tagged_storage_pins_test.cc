@@ -66,7 +66,7 @@ TEST_P(PinsOf, UnderThreads) {
   t.ExpectFreed();
 }
 
-// What one pin holds is not freed when another one ends.
+// A unit that one pin holds is not freed when another pin ends.
 TEST_P(PinsOf, TwoHoldersOfAUnit) {
   auto t = PairTwins();
   TwinOptions options;

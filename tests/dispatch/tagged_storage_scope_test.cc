@@ -1,5 +1,6 @@
-// Where operators on parameters that an engine owns run: on several threads,
-// under the user's thread-local state, inside of the user's own operators.
+// Tests where operators on parameters that an engine owns run: on several
+// threads, under the user's thread-local state, and inside of the user's own
+// operators.
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 

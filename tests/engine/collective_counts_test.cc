@@ -1,6 +1,6 @@
-// How many collectives a training step makes, against a formula of units,
-// buckets, passes and micro-batches: a chain of blocks, two ranks; and of shard
-// groups of two, four ranks.
+// Compares the number of collectives of a training step with a formula of
+// units, buckets, passes and micro-batches: for a chain of blocks on two ranks,
+// and for shard groups of two on four ranks.
 #include <torch/torch.h>
 
 #include <map>
@@ -45,7 +45,7 @@ class Chain : public TestModel {
     register_module("links", links_);
   }
   at::Tensor Loss(int rank, int64_t micro_batch) override {
-    // With a gradient, so that the first weight is used in backward.
+    // The input has a gradient, so that the first weight is used in backward.
     at::Tensor h = torch::full({2, kDim}, 0.1 * (rank + 1), dtype());
     h = (h + static_cast<double>(micro_batch)).requires_grad_(true);
     for (const auto& link : *links_) {

@@ -34,7 +34,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kBudget = 32 << 10;
 
-// What constructors do.
+// Odd does what constructors do.
 struct Odd : nn::Module {
   explicit Odd(int depth = 6) {
     embedding = register_module(

@@ -1,6 +1,6 @@
-// What a user writes into 16-bit parameters goes into their float32 masters,
-// and nothing else of these changes; Close gives the masters back; buffers of
-// another dtype come back in their own.
+// Tests that what a user writes into 16-bit parameters goes into their float32
+// masters, and nothing else of these changes; Close gives the masters back;
+// buffers of another dtype come back in their own.
 #include <torch/torch.h>
 
 #include <functional>
@@ -59,7 +59,7 @@ const std::map<std::string, Write>& Writes() {
        }},
       {"element", [](const Module& m) { Weight(m)[2][3] = 0.5; }},
       {"rows", [](const Module& m) { Weight(m).narrow(0, 17, 3).mul_(2); }},
-      // As their working copies are, to the bit.
+      // Their working copies are the same, to the bit.
       {"nothing",
        [](const Module& m) {
          for (at::Tensor& p : m.parameters()) p.mul_(1).clamp_(-100, 100);

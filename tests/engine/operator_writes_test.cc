@@ -141,7 +141,7 @@ TEST(OperatorWritesTest, AnOperatorThatDeclaresNoWriteCostsNoCopy) {
   EXPECT_THAT(RunOnRanks(2, "CostOfOperator", "first"),
               Each(absl::StrCat("left 0, at the most ",
                                 Shares() ? 0 : kBlockBytes, ", calls 0")));
-  // So what is measured can be seen.
+  // This shows that the measurement sees a cost.
   EXPECT_THAT(RunOnRanks(2, "CostOfOperator", "writes"),
               Each(absl::StrCat("left ", 3 * kBlockBytes, ", at the most ",
                                 3 * kBlockBytes, ", calls 0")));
@@ -370,7 +370,7 @@ TEST(OperatorWritesTest, WhatRanksWriteAtPlacesOfTheirOwnIsNamed) {
       return absl::StrCat(stage, " ", i, " ", more);
     };
     for (int stage = 0; stage <= 3; ++stage) {
-      // Not all stages of all.
+      // Not every case runs at every stage.
       if (i > 1 && stage != static_cast<int>(i % 4)) continue;
       EXPECT_THAT(
           RunOnRanks(2, "WritePlaces", words(stage, "own backward")),
@@ -459,7 +459,7 @@ TEST(OperatorWritesTest, WhatIsThereAtLastIsCompared) {
   }
 }
 
-// What rank 0 alone writes in a scope of Engine::Summon all ranks get.
+// Rank 0 alone writes in a scope of Engine::Summon, and all ranks get it.
 TESSERA_RANK_FUNCTION(SummonedRows) {
   std::string results;
   for (const int stage : {0, 2, 3}) {
@@ -476,7 +476,7 @@ TESSERA_RANK_FUNCTION(SummonedRows) {
     }
     TESSERA_RETURN_IF_ERROR(scope.Close());
     TESSERA_RETURN_IF_ERROR(engine->FullStateDict().status());
-    // And what the others get by a copy is the same, too.
+    // Parameters that the others get by a copy are identical, too.
     torch::NoGradGuard no_grad;
     if (world.rank() == 0) {
       model->rows->weight.index_put_({torch::tensor({7})}, 3);

@@ -78,8 +78,8 @@ TEST(PlateauTest, APlateauGoesOnFromACheckpointAtAnotherWorldSize) {
   }
 }
 
-// What ranks say of metrics that differ, and that no report came of it; and of
-// NaNs, which are the same.
+// Returns the errors of ranks whose metrics differ, and that no report came of
+// it; NaNs count as equal.
 TESSERA_RANK_FUNCTION(ReportDifferently) {
   TrainingSpec spec;
   TESSERA_ASSIGN_OR_RETURN(

@@ -42,7 +42,7 @@ struct EvenBlock : torch::nn::Module {
 
 struct EvenModel : torch::nn::Module {
   EvenModel() {
-    // Without tails, which the optimizer's loops round otherwise.
+    // Sizes have no tails, which the optimizer's loops round differently.
     for (int64_t numel : {4992, 384, 192, 39936}) {
       blocks.push_back(register_module(absl::StrCat("block", blocks.size()),
                                        std::make_shared<EvenBlock>(numel)));

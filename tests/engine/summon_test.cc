@@ -46,7 +46,7 @@ std::vector<std::string> Names(const TestModel& model) {
   return names;
 }
 
-// By pointer, which no operator sees.
+// Writes by a pointer, which no operator sees.
 template <typename T>
 void DoubleAll(const at::Tensor& t) {
   T* const data = t.data_ptr<T>();
@@ -73,7 +73,7 @@ absl::StatusOr<Record> Values(Trainee* t) {
   return record;
 }
 
-// What both have, now and after a step.
+// Compares the state of both, now and after a step.
 absl::StatusOr<std::string> Compare(Trainee* expected, Trainee* got) {
   std::string difference;
   for (int step = 1; step < 3; ++step) {
@@ -108,7 +108,7 @@ TESSERA_RANK_FUNCTION(WriteSummoned) {
   TESSERA_RETURN_IF_ERROR(expected.TrainStep(0));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
   const std::vector<std::string> names = Names(*t.model);
-  // What was written before is kept, whatever becomes of the scope.
+  // Earlier writes are kept, whatever becomes of the scope.
   for (Trainee* each : {&expected, &t}) {
     torch::NoGradGuard no_grad;
     each->parameter(names[0]).mul_(3);
@@ -225,7 +225,7 @@ TEST(SummonLogTest, WritesThatAreTakenBackAreInTheLog) {
   EXPECT_EQ(RankPool::Get(2)->stderr_of(1), "");
 }
 
-// What each misuse says, on every rank.
+// Returns the error of each misuse, on every rank.
 TESSERA_RANK_FUNCTION(MisuseSummon) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t,

@@ -202,7 +202,7 @@ class Checked {
     db_ = g.sum(dims_);
   }
 
-  // As derived above.
+  // Computes the bounds that are derived above.
   void Bounds() {
     const Tensor x = all_x_.to(at::kDouble), g = all_g_.to(at::kDouble);
     most_ = torch::zeros({kChannels}, at::kDouble);

@@ -246,7 +246,8 @@ TESSERA_RANK_FUNCTION(Trainings) {
   return absl::StrCat(plain, sharded);
 }
 
-// On a device without hardware, which finds each missing wait: the CPU's bits.
+// On a device without hardware, which finds each missing wait, it has the CPU's
+// bits.
 TESSERA_RANK_FUNCTION(OnADevice) {
   TrainingSpec spec;
   spec.device = "1/workers";
@@ -284,7 +285,7 @@ TEST(SyncBatchNormTrainingTest, OnADevice) {
   }
 }
 
-// What cannot be converted, and what needs an engine.
+// Checks what cannot be converted, and what needs an engine.
 TESSERA_RANK_FUNCTION(Conversions) {
   PlainNet before;
   std::string errors =

@@ -230,7 +230,7 @@ TEST(DeviceOffload, CallsFindWhatIsElsewhere) {
   }
 }
 
-// And as on the CPU.
+// The bits are also the CPU's.
 TEST(DeviceOffload, StatesOf8BitsGoWhereOthersDo) {
   RankPool* const pool = RankPool::Get(2);
   for (const int stage : {1, 3}) {

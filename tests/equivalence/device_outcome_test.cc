@@ -1,6 +1,6 @@
-// What became of a step on a device is known to the device first: who learns of
-// it when, and that errors and checkpoints are right although it came late. On
-// a device without hardware (testing/device/test_device.h), with its kernels.
+// Tests who learns the outcome of a step when, since the device knows it first,
+// and that errors and checkpoints are right although it comes late. The device
+// is one without hardware (testing/device/test_device.h), with its kernels.
 #include <memory>
 #include <optional>
 #include <string>
@@ -104,7 +104,7 @@ TEST_P(OutcomeTest, ARunThatSkipsAllStepsEndsWithNames) {
   }
 }
 
-// Where nothing is skipped, and no norm is found.
+// In this run nothing is skipped, and no norm is computed.
 TESSERA_RANK_FUNCTION(InfiniteLosses) {
   TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
   TESSERA_RETURN_IF_ERROR(run.TrainStep());

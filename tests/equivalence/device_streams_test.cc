@@ -49,7 +49,7 @@ void Order(c10::Stream first, c10::Stream second) {
   event.block(second);
 }
 
-// What was found out of order.
+// Returns what was found out of order.
 absl::Status CheckNoFaults() {
   testdevice::CheckFreed();
   testdevice::SetMode(testdevice::Mode::kAtOnce);
@@ -113,7 +113,7 @@ void Prepare(const std::string& mode) {
   testdevice::ManualSeed(1);
 }
 
-// What the parameters are; closes the engine.
+// Returns the parameters, and closes the engine.
 absl::StatusOr<std::string> Finish(torch::nn::Module& net, Engine* engine) {
   TESSERA_ASSIGN_OR_RETURN(const Record record, ParametersOf(*engine, net));
   TESSERA_RETURN_IF_ERROR(engine->Close());

@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::Each;
 
-// How often a thread has waited for the device since the last call.
+// Returns how often each thread has waited for the device since the last call.
 std::string TakeWaits() {
   std::string waits;
   for (const auto& each : testdevice::HostWaits()) {

@@ -1,5 +1,5 @@
-// What the engine's calls do and refuse, on two ranks, at every stage. Where
-// something is trained, the oracle does the same in plain libtorch.
+// Tests what the engine's calls do and refuse, on two ranks, at every stage.
+// Where a test trains, the oracle does the same in plain libtorch.
 #include <torch/torch.h>
 
 #include <memory>

@@ -68,7 +68,7 @@ TrainingSpec SpecOf(const Choice& choice) {
   return spec;
 }
 
-// By stage, so that a failure says where.
+// The parameter is the stage, so that a failure says where.
 class GroupsTest : public ::testing::TestWithParam<int> {
  protected:
   GroupsTest() { spec_.stage = GetParam(); }

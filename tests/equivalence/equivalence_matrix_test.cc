@@ -115,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(All, MoreTest, ::testing::Values(0, 1, 2, 3),
                            return absl::StrCat("Stage", info.param);
                          });
 
-// With a layer that is never used: skipped, not decayed.
+// The model has a layer that is never used: it is skipped and not decayed.
 TEST_P(MoreTest, TwentySteps) {
   spec_.model = "Mlp";
   spec_.steps = 20;

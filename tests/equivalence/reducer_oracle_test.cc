@@ -63,7 +63,7 @@ class SumThenDivide : public c10d::CppCommHookInterface<CommunicatorPtr> {
   }
 };
 
-// As DistributedDataParallel makes it, with small buckets.
+// Makes it as DistributedDataParallel does, with small buckets.
 std::unique_ptr<c10d::Reducer> MakeReducer(
     const std::vector<at::Tensor>& parameters, const Group& group) {
   constexpr int64_t kBucketBytes = 2000;

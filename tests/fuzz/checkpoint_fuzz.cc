@@ -88,7 +88,7 @@ void ReadManifestBytes(absl::string_view input) {
   MemoryDisk disk;
   disk.MakeFolder(AT_FDCWD, kFolder);
   Write(&disk, DataFileName(kId, 0), DataBytes(Index().SerializeAsString()));
-  // What has no frame gets one.
+  // An input without a frame gets one.
   constexpr absl::string_view kMagic = "tsr ckpt";
   std::string bytes(input);
   if (input.substr(0, kMagic.size()) != kMagic) {

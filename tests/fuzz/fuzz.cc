@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// What parsers get wrong: the ends of ranges, and what overflows when a
+// Parsers often fail at these: the ends of ranges, and what overflows when a
 // header's length is added or a count multiplied.
 constexpr int64_t kNumbers[] = {0,
                                 1,

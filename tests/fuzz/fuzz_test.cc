@@ -74,7 +74,7 @@ int64_t PeakBytes() {
   return usage.ru_maxrss * int64_t{1024};
 }
 
-// What runs now, for the signal handler.
+// The signal handler reads what runs now.
 const std::string* running = nullptr;
 
 // The input that ended the process, since nothing else says.

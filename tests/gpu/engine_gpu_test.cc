@@ -43,7 +43,7 @@ TESSERA_RANK_FUNCTION(SaveAndResume) {
     TESSERA_RETURN_IF_ERROR(
         TrainSteps(*engine, *model, spec, world.rank(), 0, &record));
     TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(lines.at(1)));
-    // What comes after is not part of the checkpoint.
+    // Later steps are not part of the checkpoint.
     spec.steps = kSavedAt + 1;
     TESSERA_RETURN_IF_ERROR(
         TrainSteps(*engine, *model, spec, world.rank(), kSavedAt, &after));

@@ -185,7 +185,7 @@ TEST(AdaptiveClippingUnitsTest, LieOtherwiseInMemory) {
 
 // ---- the formula
 
-// As timm writes it down, by libtorch, in float64.
+// Computes timm's formula with libtorch in float64.
 at::Tensor ByLibtorch(const at::Tensor& gradient, const at::Tensor& weights,
                       double clipping, double eps) {
   const auto norm = [](const at::Tensor& t) {

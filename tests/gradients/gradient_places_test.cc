@@ -53,7 +53,7 @@ struct Run {
   int rank = 0;
   std::vector<int> lent;  // by step, gradients that lay in their places
 
-  // What each step does in addition, before its Backward.
+  // Extra is what each step does in addition, before its Backward.
   using Extra = std::function<void(Run& run, int step, at::Tensor& loss)>;
 
   static absl::StatusOr<Run> Make(const World& world, absl::string_view args) {
@@ -247,7 +247,7 @@ TESSERA_RANK_FUNCTION(KeepGradients) {
       [](int step) { return step == kKnown || step == kKnown + 1; },
       [](size_t kept) -> absl::Status {
         if (kept != 8) return absl::InternalError("no gradients came");
-        // What each of the two backwards kept is all in one flat.
+        // The two backwards' kept gradients are all in one flat parameter.
         constexpr int64_t kFlatBytes = 5 * kDim * kDim * sizeof(float);
         const int64_t peak =
             MemoryLedger::Host().Report()[MemoryKind::kGradients].peak_bytes;

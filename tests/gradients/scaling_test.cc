@@ -132,7 +132,7 @@ struct Case {
     spec.more = "sharding{report_grad_norm:true}";
     return ConfigOf(spec);
   }
-  // What rounds, besides float32.
+  // Returns the unit roundoff of what rounds besides float32.
   double epsilon() const {
     return precision == kFp32 ? 0x1p-24 : precision == kBf16 ? 0x1p-8 : 0x1p-11;
   }
@@ -566,8 +566,7 @@ TESSERA_RANK_FUNCTION(LossesThatDiffer) {
   TESSERA_RETURN_IF_ERROR(backward(2, 5, false));
   TESSERA_RETURN_IF_ERROR(t.engine->Step());
   {
-    // What it leaves on the ranks is dropped by what fails after it, and its
-    // samples with it.
+    // A later failure drops what this leaves on the ranks, and its samples.
     Engine::NoSyncScope no_sync(t.engine.get());
     TESSERA_RETURN_IF_ERROR(backward(100, 7, true));
   }

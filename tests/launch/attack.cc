@@ -122,7 +122,8 @@ class Attacker {
       for (char& byte : bytes) byte = static_cast<char>(random_());
       return bytes;
     }
-    // As it was, with a few bits changed, cut off, or with more behind it.
+    // The message is sent unchanged, with a few bits changed, cut off, or
+    // longer.
     for (size_t i = random_() % 4; i > 0; --i) {
       bytes[random_() % bytes.size()] ^= static_cast<char>(1 << random_() % 8);
     }

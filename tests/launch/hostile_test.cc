@@ -96,7 +96,8 @@ absl::Status RankProgram(int argc, char** argv) {
 }
 
 int RankMain(int argc, char** argv) {
-  // Before libtorch starts threads, which the mount namespace forbids.
+  // It must run before libtorch starts threads, which the mount namespace
+  // forbids.
   if (!TwoHosts::EnterIfTold()) return 1;
   const absl::Status status =
       CatchTorch("rank", [&] { return RankProgram(argc, argv); });
@@ -175,7 +176,7 @@ const std::vector<std::string>& Undisturbed() {
   return losses;
 }
 
-// What both ends of a handshake of rank 1 with the store of the job say.
+// Returns what both ends of a handshake of rank 1 with the job's store send.
 AttackOptions Overheard() {
   const std::string key = KeyOfSecret(kSecret, kStorePurpose, "tessera");
   AttackOptions result;

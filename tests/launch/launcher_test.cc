@@ -100,7 +100,7 @@ int RunProgram(const std::string& program, int argc, char** argv) {
 
 Env Named(const std::string& program) { return {{kProgram, program}}; }
 
-// By rank, from the first words of each.
+// Returns the process ids by rank, from the first words of each.
 std::vector<pid_t> RankPids(const Process& launcher) {
   std::vector<pid_t> pids(3, 0);
   for (absl::string_view line : absl::StrSplit(launcher.out(), '\n')) {
@@ -129,7 +129,8 @@ bool WaitForZombie(pid_t pid) {
   return false;
 }
 
-// As nohup and a script's background jobs have signals; children inherit it.
+// Ignores signals as nohup and a script's background jobs do; children inherit
+// it.
 class Ignoring {
  public:
   explicit Ignoring(std::initializer_list<int> signals) {

@@ -38,9 +38,9 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr char kProgram[] = "TESSERA_LAUNCH_TEST_PROGRAM";
-// What becomes of descriptors 0 to 2 before the program is executed: a letter
-// for each, (c)losed, (r)ead only, (w)rite only, (p)ipe that nobody reads, or
-// (-) as it is.
+// The variable says what happens to descriptors 0 to 2 before the program is
+// executed, a letter for each: (c)losed, (r)ead only, (w)rite only, (p)ipe that
+// nobody reads, or (-) unchanged.
 constexpr char kStandard[] = "TESSERA_LAUNCH_TEST_STANDARD";
 
 // ---- the program ----
@@ -293,7 +293,7 @@ TEST(WorldFlagTest, ARankIsSeenToEndThoughItsChildLives) {
   }
 }
 
-// As daemons, ssh and cron leave them.
+// Daemons, ssh and cron leave them in these states.
 TEST(WorldFlagTest, StandardDescriptorsMayBeClosedOrOfAnotherKind) {
   for (const char* how : {"ccc", "-c-", "--c", "wrr", "-pp"}) {
     const Finished run = RunOne("standard", {"--world=2", "--prefix_output=on"},

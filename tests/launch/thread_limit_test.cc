@@ -274,7 +274,8 @@ TEST(CauseTest, ErrorsNameWhatIsAtFaultAndWhatToDo) {
   }
 }
 
-// From "not one more" on until it does. Whoever fails says of what.
+// The limit goes from "not one more" up until it suffices. A rank that fails
+// says for lack of what.
 TEST(CauseTest, OfFilesThatMayBeOpen) {
   int limit = 10;
   for (; limit < 100; limit += 3) {

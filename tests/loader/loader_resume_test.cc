@@ -200,7 +200,7 @@ TESSERA_RANK_FUNCTION(Train) {
   return absl::StrJoin(lines, "\n");
 }
 
-// What ranks did, all together.
+// Outcome is what all ranks did together.
 struct Outcome {
   std::vector<std::string> losses;                // of each step
   std::vector<std::vector<std::string>> samples;  // of each step

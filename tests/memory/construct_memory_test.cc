@@ -78,7 +78,7 @@ TESSERA_RANK_FUNCTION(ConstructLarge) {
   }
   if (!torch::equal(torch::rand({3}), next)) problems += "generator; ";
   const int64_t resident = built.anonymous_bytes - at_first.anonymous_bytes;
-  // What the allocator rounds up to, and libtorch's own.
+  // The slack is for the allocator's rounding and libtorch's own memory.
   if (resident > kShard + kBudget) {
     absl::StrAppend(&problems, "resident: ", resident, "; ");
   }

@@ -28,7 +28,7 @@ bool IsMapped() {
   return with > before;
 }
 
-// After Create, and after each of three steps.
+// Looks after Create, and after each of three steps.
 TESSERA_RANK_FUNCTION(AreBlocksMapped) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   // glibc keeps blocks as large as one that was freed.

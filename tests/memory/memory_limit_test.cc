@@ -106,7 +106,7 @@ TESSERA_RANK_FUNCTION(EnoughIsEnough) {
   const at::Device device = DeviceOf(words[0]);
   const int stage = std::stoi(words[1]);
   TESSERA_ASSIGN_OR_RETURN(const int64_t need, Need(device, stage, world));
-  // What others hold does not count.
+  // Memory that others hold does not count.
   auto on_host =
       AllocateCounted(device.is_cpu() ? 0 : 64 * kMiB, MemoryKind::kOther);
   TESSERA_RETURN_IF_ERROR(on_host.status());
@@ -158,7 +158,7 @@ TESSERA_RANK_FUNCTION(TooLittle) {
   return absl::StrCat(engine.ok() ? "step: " : "create: ", status.ToString());
 }
 
-// What the report of a step says of the device that trains.
+// Returns what a step's report says of the device that trains.
 TESSERA_RANK_FUNCTION(ReportOfAStep) {
   const at::Device device = DeviceOf("device");
   Net net;
@@ -304,7 +304,7 @@ TESSERA_RANK_FUNCTION(PassingCopies) {
                       binds ? " and it binds again" : "");
 }
 
-// What a second engine says, with a limit of args bytes, to stderr.
+// A second engine, with a limit of `args` bytes, writes its warning to stderr.
 TESSERA_RANK_FUNCTION(SecondLimit) {
   std::string said;
   Net a, b;

@@ -1,5 +1,5 @@
-// What monitors write of a training, and that the training does not notice: on
-// two ranks, at every stage.
+// Tests what monitors write of a training, and that the training does not
+// change, on two ranks, at every stage.
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -237,7 +237,7 @@ TEST_F(MonitorsTest, TheLossIsTheMeanOverRanksAndMicroBatches) {
   }
 }
 
-// Once for the losses of one micro-batch, which add up.
+// The losses of one micro-batch, which add up, count once.
 TEST_F(MonitorsTest, WeightsCount) {
   for (const bool two : {false, true}) {
     const std::string folder = folder_ / (two ? "two" : "one");
@@ -302,7 +302,7 @@ TEST_F(MonitorsTest, RunJsonSaysWhatItIs) {
       run.Find("config")->Find("zero_optimization")->Find("stage")->number, 3);
 }
 
-// What a program adds.
+// A program adds numbers of its own.
 TESSERA_RANK_FUNCTION(Adds) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t,
@@ -343,7 +343,7 @@ TEST_F(MonitorsTest, WhatAProgramAddsBelongsToTheLastStep) {
   EXPECT_GT(lines[1].at("tflops"), 0);
 }
 
-// As a loader and collectives tell it.
+// A loader and collectives report these waits.
 TESSERA_RANK_FUNCTION(WaitsForData) {
   TESSERA_ASSIGN_OR_RETURN(
       Trainee t,

@@ -1,5 +1,6 @@
-// What modules leave for their backward, elsewhere in between: the bits are the
-// oracle's, which knows nothing of it, and memory does not grow with depth.
+// Tests activations that are elsewhere between forward and backward: the bits
+// are the oracle's, which does not offload, and memory does not grow with
+// depth.
 #include <torch/torch.h>
 
 #include <algorithm>

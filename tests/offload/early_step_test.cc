@@ -335,7 +335,7 @@ TEST_F(EarlyStepTest, TheLastMicroBatchIsWhatCounts) {
   for (const char* mode : {"each", "local"}) {
     spec.accumulation_mode = mode;
     const auto early = Train("Accumulates", spec);
-    // What earlier micro-batches have summed is not the step's gradient yet.
+    // The sum of earlier micro-batches is not the step's gradient yet.
     if (*mode == 'e') EXPECT_THAT(early, Each(0));
     if (*mode == 'l') EXPECT_THAT(early, Each(Gt(0)));
   }

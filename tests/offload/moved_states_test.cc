@@ -38,7 +38,7 @@ TEST(MovedStates, TrainWithTheOraclesBits) {
           spec.moved = spec.device.empty() ? "nvme" : "cpu";
           spec.clipping = 0.5;
           if (own) spec.served = spec.shared = "off";
-          // What the configuration has elsewhere stays there.
+          // States that the configuration puts elsewhere stay there.
           if (own && stage == 3 && spec.dtype == "bf16") {
             spec.tier = spec.moved;
             spec.states_on_disk = 0.5;
@@ -157,7 +157,8 @@ TEST(MovedStates, AreLoadedWhereTheyAre) {
               Each(IsOkAndHolds("")));
 }
 
-// What Offload says of options that cannot be had; the engine trains on.
+// Returns Offload's errors for options that are not possible; the engine trains
+// on.
 TESSERA_RANK_FUNCTION(Refused) {
   TrainingSpec spec;
   spec.stage = 3;

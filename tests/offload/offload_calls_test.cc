@@ -115,7 +115,7 @@ absl::Status ChangeGradients(const Call& call) {
     TESSERA_RETURN_IF_ERROR(call.engine().SetGradient(name, gradient * 3 + 1));
   }
   TESSERA_RETURN_IF_ERROR(call.engine().Step());
-  // And of a micro-batch that is dropped.
+  // This micro-batch is dropped, too.
   TESSERA_RETURN_IF_ERROR(call.t->Backward(6));
   return call.engine().ZeroGrad();
 }
@@ -268,8 +268,8 @@ const std::vector<std::pair<std::string, Program>>& Programs() {
   return *programs;
 }
 
-// What it says is what it says without a disk, too; it may leave the engine in
-// the middle of a step, or without gradients.
+// The answers are those without a disk; the program may leave the engine in the
+// middle of a step, or without gradients.
 absl::Status RunWithinStep(const Program& program, const Call& call) {
   TESSERA_RETURN_IF_ERROR(call.t->Backward(3));
   call.record->push_back(program(call).ToString());

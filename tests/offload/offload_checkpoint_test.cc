@@ -161,7 +161,7 @@ TEST_P(OffloadCheckpointTest, LoadsTheModelAloneOrAPart) {
 
 // ---- saves beside the training
 
-// What the program does while the checkpoint is written.
+// The program does this while the checkpoint is written.
 absl::Status Meanwhile(const std::string& how, Trainee* t) {
   Record record;
   if (how == "Step") return TrainWide(t, 3, 5, &record);

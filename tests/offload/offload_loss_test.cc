@@ -39,7 +39,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Not a speed: far below a timeout.
+// This is not a measure of speed: it is far below a timeout.
 constexpr absl::Duration kSoon = absl::Seconds(10);
 constexpr int kSaved = 3, kEnd = 6;  // steps
 
@@ -153,7 +153,7 @@ void Harm(const std::string& how) {
       if (ftruncate(fd, 0) != 0) abort();
       continue;
     }
-    // Not through this descriptor, which may know full blocks only.
+    // Another descriptor is needed, since this one may accept only full blocks.
     const int other =
         open(absl::StrCat("/proc/self/fd/", fd).c_str(), O_WRONLY | O_CLOEXEC);
     const std::string garbage(static_cast<size_t>(info.st_size), '*');
@@ -235,7 +235,7 @@ TEST_F(OffloadLossTest, ADiskThatLosesWhatWasWrittenIsNamedOnAllRanks) {
           absl::StrCat(i % 2 == 0 ? "truncated" : "garbage", "|quiet|", by);
       ++i;
       SCOPED_TRACE(absl::StrCat(way.name, ": ", how));
-      // In memory float32's masters are.
+      // In memory, float32 parameters have no separate masters.
       const bool no_masters_there = spec.dtype == "fp32" &&
                                     way.parameters < 0 &&
                                     (by == kBy[3] || by == kBy[4]);

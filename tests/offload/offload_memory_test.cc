@@ -45,8 +45,8 @@ constexpr int64_t kNumel = kLayers * kSide * kSide;
 // Parameters, gradients and two moments of a rank, in float32.
 constexpr int64_t kStateBytes = kNumel / kRanks * 16;
 constexpr int64_t kLimitBytes = kStateBytes / 4;
-// What a load may hold: the stream's buffers, which are there always, and twice
-// the values and moments of a unit.
+// A load may hold the stream's buffers, which are always there, and twice the
+// values and moments of a unit.
 constexpr int64_t kSliceNumel = 1 << 14;
 constexpr int64_t kStreamBytes = 12 * (4 * kSliceNumel * 4 + 4096);
 constexpr int64_t kLoadBytes = kStreamBytes + 2 * kSide * kSide / kRanks * 12;
@@ -240,7 +240,8 @@ TESSERA_RANK_FUNCTION(TrainDeep) {
   return record;
 }
 
-// In memory, to the end, with a save to `args` on the way: what came after it.
+// Trains in memory to the end, with a save to `args` on the way; returns what
+// came after it.
 TESSERA_RANK_FUNCTION(SaveDeep) {
   TESSERA_ASSIGN_OR_RETURN(DeepRun run, DeepRun::Make(""));
   std::string record;

@@ -171,7 +171,7 @@ at::Tensor ScalarsOf(double factor, bool skip, c10::Device device) {
 constexpr NumberType kTypes[] = {NumberType::kNone, NumberType::kFloat32,
                                  NumberType::kBFloat16, NumberType::kFloat16};
 
-// What memory holds, by working copies and states.
+// Returns the types of memory, by working copies and states.
 std::vector<StepTypes> MemoryTypes() {
   std::vector<StepTypes> all;
   for (const NumberType working : kTypes) {
@@ -279,8 +279,8 @@ TEST_P(DeviceKernelsTest, DeclareWhatTheyReadAndWrite) {
 
 // ---- which arithmetic a step has
 
-// For each type of device, with kernels of ours and without: no GPU is needed
-// to see that the oracle computes there what the engine does.
+// Each type of device is tested, with Tessera's kernels and without: no GPU is
+// needed to see that the oracle computes there what the engine does.
 TEST(StepChoice, TheOraclesIsTheEngines) {
   testdevice::Register({});
   RegisterTestDeviceKernels();

@@ -72,7 +72,7 @@ TEST(EightBitStatesTest, ComeFromOthersAndGoThere) {
     const auto expected = go_on("stage=2", from);
     EXPECT_NE(expected, go_on("states=fp32 stage=2", from));
     EXPECT_EQ(expected, go_on("stage=3 offload=nvme", from));
-    // To 8 bits, and from there to float32 and back to 8.
+    // States go to 8 bits, from there to float32, and back to 8.
     const std::string eight = from + "_8bit", back = from + "_back";
     TrainEightBits(1, absl::StrCat("stage=0 steps=0 load=", dir(from),
                                    "save=", dir(eight)));
@@ -83,7 +83,7 @@ TEST(EightBitStatesTest, ComeFromOthersAndGoThere) {
   }
 }
 
-// By name they are float32. "stage" words.
+// States that are read by name are float32. `args` has "stage" words.
 TESSERA_RANK_FUNCTION(EightBitStatesByName) {
   const Words words(args);
   TESSERA_ASSIGN_OR_RETURN(

@@ -244,7 +244,7 @@ TEST(OracleBitsTest, OfNumbersThatArithmeticTreatsApart) {
   }
 }
 
-// Also of elements whose numbers go beyond 32 bits.
+// Numbers of elements go beyond 32 bits.
 TEST(OracleBitsTest, OfRandomBitsOfHighNumbers) {
   for (const int64_t number : {int64_t{17}, (int64_t{1} << 32) - 100}) {
     for (const Case& c : Cases()) {

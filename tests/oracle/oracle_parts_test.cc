@@ -1,4 +1,4 @@
-// What the oracle is made of: exact sums, norms and the loss scale, against
+// Tests the parts of the oracle: exact sums, norms and the loss scale, against
 // cases worked out by hand.
 #include <torch/torch.h>
 

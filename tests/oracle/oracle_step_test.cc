@@ -41,7 +41,7 @@ Tensor GradientOf(int step) {
   return torch::randn({kNumel}, at::kDouble);
 }
 
-// What `options` make of the gradients, in float64.
+// Trains with `options` on the gradients, in float64.
 Tensor Train(const OracleStepOptions& options, const Tensor& start,
              int steps = kSteps) {
   const Tensor master = start.clone();
@@ -225,7 +225,7 @@ TEST(OracleStepTest, MuonIsThePapers) {
   }
 }
 
-// By its three sequences; the oracle keeps two of them.
+// This computes its three sequences; the oracle keeps two of them.
 TEST(OracleStepTest, ScheduleFreeIsThePapers) {
   OracleStepOptions o = Of(Algorithm::kScheduleFree);
   o.r = 0.5;

@@ -71,7 +71,7 @@ double Pow2(int exponent) { return std::ldexp(1, exponent); }
 
 TEST(Reduction, IsTheMeanOfRanksAndMicroBatches) {
   EXPECT_EQ(GradientOf({}, {{1, 3}, {5, 7}, {9, 17}}), 7);
-  // In rank order, where that shows.
+  // The sum is in rank order, where that shows.
   EXPECT_EQ(GradientOf({}, {{Pow2(24)}, {1}, {1}, {0}}), Pow2(22));
   EXPECT_EQ(GradientOf({}, {{1}, {1}, {Pow2(24)}, {0}}), Pow2(22) + 0.5);
 }

@@ -126,7 +126,7 @@ TESSERA_RANK_FUNCTION(StagesOfALoad) {
                       report.world_size);
 }
 
-// What auto has chosen, written out in another configuration, is the same.
+// The choices of "auto", written out in another configuration, give the same.
 TESSERA_RANK_FUNCTION(LossesOfBoth) {
   int64_t memory = 0;
   (void)absl::SimpleAtoi(args, &memory);

@@ -210,7 +210,7 @@ void PlainTraining::Step() {
   for (Parameter& p : parameters_) {
     if (!p.gradient.defined()) continue;
     const Tensor values = Reals(p.tensor.detach());
-    // What the program wrote.
+    // These are the program's values.
     const Tensor rounded = p.master.to(values.scalar_type());
     p.master.copy_(torch::where(rounded == values, p.master,
                                 values.to(p.master.scalar_type())));
