@@ -54,10 +54,10 @@ absl::StatusOr<proto::Config> ParseConfig(absl::string_view text,
                                           int world_size,
                                           const AutoValues& values = {});
 
-// ConfigReport is what there is to say about a file.
+// What there is to say about a file.
 struct ConfigReport {
-  proto::Config config;   // completed; only partly where there are faults
-  proto::Config written;  // what the file says
+  proto::Config config;             // completed; half so where there are faults
+  proto::Config written;            // what the file says
   std::vector<ConfigFault> faults;  // in the order of the file
   // Keys without effect, deprecated forms, "auto" that became a default,
   // unknown keys that are ignored.
@@ -65,19 +65,19 @@ struct ConfigReport {
   ReadRecord record;
 };
 
-// Reads and checks text. Returns an error only if `text` is no JSON. LOCAL.
+// Fails only if `text` is no JSON. LOCAL.
 absl::StatusOr<ConfigReport> ReadConfig(absl::string_view text,
                                         absl::string_view file_name,
                                         int world_size,
                                         const AutoValues& values = {},
                                         bool ignore_unknown = false);
-// Returns the file's text; NotFound, or OutOfRange above 16 MiB. LOCAL.
+// The file's text; NotFound, or OutOfRange above 16 MiB. LOCAL.
 absl::StatusOr<std::string> ReadConfigFile(const std::string& path);
-// Returns "file:line:column: path: what".
+// "file:line:column: path: what"
 std::string FormatFault(const ConfigFault& fault, absl::string_view file_name);
 
-// Returns Unimplemented with all that `config` asks for and this version does
-// not support. REQUIRES: `config` is completed. LOCAL.
+// Unimplemented if `config` asks for what this version does not do, with all of
+// it. REQUIRES: completed. LOCAL.
 absl::Status CheckRunnable(const proto::Config& config);
 
 // Returns the communication section of a file, checked, with absent keys left

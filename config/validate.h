@@ -13,18 +13,17 @@
 
 namespace tessera {
 
-// Completes the three batch sizes.
+// The three batch sizes.
 void ResolveBatch(int world_size, proto::Config* config, Faults* faults);
 // Completes clipping and scaling, and the other defaults of the top level.
 void ResolveGradients(proto::Config* config, Faults* faults);
 // Completes `optimizer`, if there is one.
 void ResolveOptimizer(proto::Config* config, Faults* faults);
-// IsOptimizer returns whether there is an optimizer of that name;
-// OptimizerNames lists all.
+// Whether it is one of those that there are; their names.
 bool IsOptimizer(absl::string_view type);
 std::vector<std::string> OptimizerNames();
-// Completes `scheduler`, if there is one, with the defaults of its type's
-// parameters. REQUIRES: ResolveOptimizer.
+// scheduler, if there is one: its type's parameters get their defaults.
+// REQUIRES: ResolveOptimizer.
 void ResolveScheduler(proto::Config* config, Faults* faults);
 // IsSchedule returns whether there is a schedule of that name; ScheduleNames
 // lists all; InsteadOfSchedule says what to do instead of another class of

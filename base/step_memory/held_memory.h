@@ -33,7 +33,7 @@ enum class HeldKind {
   kTensors,
 };
 inline constexpr int kNumHeldKinds = kNumMemoryKinds + 3;
-// Returns "parameters", ..., "activations", "temporary", "tensors".
+// "parameters", ..., "activations", "temporary", "tensors".
 absl::string_view HeldKindName(HeldKind kind);
 
 // Values are bytes.

@@ -1,5 +1,4 @@
-// Writes the error of a saved tensor that was changed between forward and
-// backward.
+// The error of a saved tensor that was changed between forward and backward.
 #ifndef BASE_TORCH_VERSION_ERROR_H_
 #define BASE_TORCH_VERSION_ERROR_H_
 
@@ -10,8 +9,8 @@
 
 namespace tessera {
 
-// Returns libtorch's message, which users search for. The tensor is described
-// by `type` and `sizes`; `saved` and `now` are its versions.
+// libtorch's message, which users search for. `tensor` is described by its type
+// and `sizes`; `saved` and `now` are its versions.
 std::string VersionError(const std::string& type, at::IntArrayRef sizes,
                          int64_t saved, int64_t now);
 

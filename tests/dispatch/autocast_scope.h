@@ -1,4 +1,4 @@
-// AutocastScope does in C++ what Python's torch.autocast does.
+// AutocastScope: what Python's torch.autocast is, for tests in C++.
 #ifndef TESTS_DISPATCH_AUTOCAST_SCOPE_H_
 #define TESTS_DISPATCH_AUTOCAST_SCOPE_H_
 
@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// Turns autocast of the CPU on or off for its life; scopes may be nested.
+// Autocast on or off for its life on the CPU; may be nested.
 class AutocastScope {
  public:
   explicit AutocastScope(bool cache, bool on = true,

@@ -77,8 +77,7 @@ struct Blocks : torch::nn::Module {
   std::vector<std::shared_ptr<Block>> blocks;
 };
 
-// Delegates what memory is shared, and shards that are served, to the inner
-// communicator.
+// Which memory is shared, and shards that are served, are the other one's.
 class SharingRecorder : public RecordingCommunicator {
  public:
   explicit SharingRecorder(std::shared_ptr<Communicator> inner)

@@ -1,9 +1,9 @@
 // DeviceGroup gives ranks of one host collectives on the device without
 // hardware (testing/device/test_device.h), as GPUs have them: a
-// DeviceCommunicator (comm/nccl/device_communicator.h) over a substitute for
-// c10d's NCCL. The substitute is the backend of GPUs that can open each other's
-// memory (comm/cuda_ipc/slot_backend.h, which behaves like NCCL), over host
-// memory that the ranks share.
+// DeviceCommunicator (comm/nccl/device_communicator.h) over what stands in the
+// place of c10d's NCCL here: the backend of GPUs that can open each other's
+// memory (comm/cuda_ipc/slot_backend.h, which has NCCL's manners), with memory
+// of the host that the ranks share in the place of theirs.
 #ifndef TESTS_SUPPORT_DEVICE_GROUP_H_
 #define TESTS_SUPPORT_DEVICE_GROUP_H_
 
@@ -37,7 +37,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeDeviceGroup(
     DeviceCommunicatorOptions options, std::shared_ptr<Communicator> host,
     c10::intrusive_ptr<c10d::Backend> backend = nullptr);
 
-// Returns the options of a rank of `comm`.
+// Those of a rank of `comm`.
 DeviceCommunicatorOptions DeviceOptionsOf(const Communicator& comm,
                                           c10::Device device);
 

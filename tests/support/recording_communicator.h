@@ -1,5 +1,5 @@
-// RecordingCommunicator wraps another communicator and records what is called
-// in order, with words that a test may put in between.
+// RecordingCommunicator: looks on at another communicator, and keeps what was
+// called in order, with words that a test may put between.
 #ifndef TESTS_SUPPORT_RECORDING_COMMUNICATOR_H_
 #define TESTS_SUPPORT_RECORDING_COMMUNICATOR_H_
 
@@ -20,16 +20,14 @@ class RecordingCommunicator : public Communicator {
  public:
   struct Call {
     // "all-gather", "reduce-scatter", "all-reduce", "broadcast", "exchange", or
-    // "" for a word of the test.
+    // "" for a word of the test's.
     std::string operation;
-    std::string what;  // the tag
-    std::string
-        group;      // "", or the name of the subgroup on which it was called
-    int ranks = 1;  // number of ranks that take part
-    int64_t bytes = 0;  // of the whole tensor; 0 for exchanges
+    std::string what;   // the tag's
+    std::string group;  // "", or the name of the part that it was called of
+    int ranks = 1;      // that take part
+    int64_t bytes = 0;  // of the whole tensor; not of exchanges
 
-    // Returns the bytes that this rank sends, if each piece goes around from
-    // rank to rank.
+    // By this rank, where each piece goes around from rank to rank.
     int64_t sent_bytes() const {
       return bytes / ranks * (ranks - 1) * (operation == "all-reduce" ? 2 : 1);
     }
@@ -39,9 +37,9 @@ class RecordingCommunicator : public Communicator {
       : RecordingCommunicator(std::move(inner), "", std::make_shared<Calls>()) {
   }
 
-  // Adds a word of the test after the calls so far.
+  // Puts a word of the test's behind what was called so far.
   void Note(std::string word) { Add("", std::move(word)); }
-  // Returns what was called since the last Take.
+  // What was called since the last time.
   std::vector<Call> Take() {
     absl::MutexLock lock(&calls_->mutex);
     return std::exchange(calls_->list, {});
@@ -73,7 +71,7 @@ class RecordingCommunicator : public Communicator {
     Add("exchange", tag.what);
     return inner_->AllGatherStrings(mine, tag);
   }
-  // Records calls of subgroups with those of the whole.
+  // Calls of the parts are kept with those of the whole.
   absl::StatusOr<std::shared_ptr<Communicator>> Split(int color,
                                                       CommTag name) override {
     auto part = inner_->Split(color, name);
