@@ -45,7 +45,7 @@ TEST(ConfigFiles, APipeThatWasRead) {
   EXPECT_THAT(LoadConfig(path, 1).status(), said);
   EXPECT_THAT(LoadCommunication(path).status(), said);
   close(ends[0]);
-  // The same error for a file has no such hint.
+  // An error for a regular file has no such hint.
   const std::string empty = testing::TempDir() + "/empty.json";
   std::ofstream(empty) << "";
   EXPECT_THAT(LoadConfig(empty, 1).status().message(),

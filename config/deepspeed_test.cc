@@ -134,7 +134,7 @@ TEST(DeepSpeed, RemovedKeysSayWhatToUse) {
     EXPECT_THAT(FaultOf(With(absl::StrCat("\"", key, "\": {}"))),
                 HasSubstr(": refused: DeepSpeed 0.19.8 removed "));
   }
-  // The same keys are refused in a proto.
+  // These keys are refused in a proto, too.
   proto::Config config;
   config.set_train_batch_size(1);
   config.mutable_amp();

@@ -70,7 +70,7 @@ TEST_F(MakeRoomTest, TheNewestWholeOneAndTheKnownOneStay) {
   // While no checkpoint is known to be whole, none that is to be kept is
   // removed.
   (void)MakeRoom(kDir, "", kept, 9, &disk_);
-  // The same holds where the whole one is damaged now.
+  // None is removed where the whole one is damaged now, either.
   Damage(3);
   (void)MakeRoom(kDir, StepFolderName(3), kept, 9, &disk_);
   EXPECT_THAT(Found(), ElementsAre(6, 5, 4, -3, 2));

@@ -4,7 +4,7 @@
 //   FuzzTarget   one parser: what to run on an input, and well-formed inputs
 //   FuzzInputs   the inputs of a test: those, and others made of them
 //
-// The same targets are programs for libFuzzer: see the BUILD file.
+// These targets are also programs for libFuzzer: see the BUILD file.
 #ifndef TESTS_FUZZ_FUZZ_H_
 #define TESTS_FUZZ_FUZZ_H_
 

@@ -37,7 +37,7 @@ std::optional<at::Device> DeviceOf(const TrainingSpec& spec) {
   return testdevice::TestDevice(std::stoi(spec.device));
 }
 
-// Of two GPU kernels, chooses the one whose bits are the same in each run.
+// Chooses GPU kernels whose bits are the same in each run.
 void ChooseKernels(const TrainingSpec& spec) {
   if (spec.OracleDevice().is_cpu()) return;
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
