@@ -64,7 +64,7 @@ TEST(ParseHexFloat, RefusesOtherText) {
   EXPECT_THAT(ParseHexFloat("1.5"), IsOkAndHolds(1.5f));
 }
 
-// Golden: files and other processes hold these.
+// These values must not change, since files and other processes hold them.
 TEST(Fingerprint, KnownValues) {
   EXPECT_EQ(Fingerprint(nullptr, 0), 0u);
   EXPECT_EQ(Fingerprint("a", 1), 0xFB761138E1E0A78Cu);

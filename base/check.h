@@ -6,9 +6,10 @@
 //
 //   F 08:45:01.123 r3/8 unit.cc:88] Check failed: a == b (3 vs 4) unit layers.7
 //
-// On in every build. Prints file, line, rank, the operands and the text that
-// SetFatalContext (base/log.h) registered, then calls abort(). What a user, a
-// file, a peer or a memory limit can cause is an absl::Status instead.
+// Checks are on in every build. A failed one prints file, line, rank, the
+// operands and the text that SetFatalContext (base/log.h) registered, then
+// calls abort(). What a user, a file, a peer or a memory limit can cause is an
+// absl::Status instead.
 #ifndef BASE_CHECK_H_
 #define BASE_CHECK_H_
 
@@ -47,7 +48,7 @@ void Print(std::ostream& os, const T& value) {
   }
 }
 
-// Built on failure only, out of the fast path.
+// Builds the text on failure only, out of the fast path.
 template <typename A, typename B>
 std::unique_ptr<std::string> Failure(const char* text, const A& a, const B& b) {
   std::ostringstream os;
@@ -122,7 +123,7 @@ struct GreaterOrEqual {
   }
 };
 
-// Null if the relation holds.
+// Returns null if the relation holds.
 template <typename Relation, typename A, typename B>
 std::unique_ptr<std::string> Compare(const char* text, const A& a, const B& b) {
   if (ABSL_PREDICT_TRUE(Relation()(a, b))) return nullptr;
@@ -154,7 +155,7 @@ inline std::unique_ptr<std::string> CheckOk(const char* text,
 #define TESSERA_CHECK_GT(a, b) TESSERA_CHECK_INTERNAL(Greater, >, a, b)
 #define TESSERA_CHECK_GE(a, b) TESSERA_CHECK_INTERNAL(GreaterOrEqual, >=, a, b)
 
-// For an absl::Status or absl::StatusOr.
+// Checks an absl::Status or absl::StatusOr.
 #define TESSERA_CHECK_OK(...)                                     \
   TESSERA_CHECK_INTERNAL_FAIL(::tessera::check_internal::CheckOk( \
       #__VA_ARGS__, ::tessera::status_internal::ToStatus(__VA_ARGS__)))
@@ -164,7 +165,8 @@ inline std::unique_ptr<std::string> CheckOk(const char* text,
       ::tessera::check_internal::Compare<::tessera::check_internal::relation>( \
           #a " " #op " " #b, (a), (b)))
 
-// A loop that never comes back: it takes `<<` and nests in an unbraced if.
+// The loop runs at most once, since its body ends the process. As a `while` it
+// takes `<<` and can be nested in an `if` without braces.
 #define TESSERA_CHECK_INTERNAL_FAIL(failure)                         \
   while (std::unique_ptr<std::string> tessera_failure = (failure))   \
   ::tessera::log_internal::FatalMessage(__FILE__, __LINE__).stream() \

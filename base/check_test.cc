@@ -98,7 +98,7 @@ TEST(CheckDeath, ContextThatFailsItselfStillEnds) {
     });
     TESSERA_CHECK(false) << "outer";
   };
-  // Not by an overflow of the stack.
+  // The process does not end by an overflow of the stack.
   EXPECT_EXIT(fail(), ::testing::KilledBySignal(SIGABRT), "outer(.|\n)*inner");
 }
 

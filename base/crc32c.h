@@ -1,5 +1,5 @@
-// CRC32C: the checksum of bytes that lie on disks (iSCSI's and ext4's, of
-// RFC 3720), by ISA-L with the processor's instructions. No torch.
+// CRC32C is the checksum of bytes that lie on disks (RFC 3720; iSCSI and ext4
+// use it). ISA-L computes it with the processor's instructions. No torch.
 #ifndef BASE_CRC32C_H_
 #define BASE_CRC32C_H_
 
@@ -9,10 +9,11 @@
 
 namespace tessera {
 
-// Of `bytes`; of "123456789" 0xe3069283. Any thread.
+// Returns the checksum of `bytes`; that of "123456789" is 0xe3069283. Any
+// thread.
 uint32_t Crc32c(absl::string_view bytes);
 
-// Of the concatenation of what has `crc`, and `bytes`.
+// Returns the checksum of the bytes that have `crc` followed by `bytes`.
 uint32_t ExtendCrc32c(uint32_t crc, absl::string_view bytes);
 
 }  // namespace tessera

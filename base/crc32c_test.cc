@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// RFC 3720, B.4, and the polynomial's usual check value.
+// The values are RFC 3720's (B.4) and the polynomial's usual check value.
 TEST(Crc32cTest, KnownValues) {
   EXPECT_EQ(Crc32c(""), 0u);
   EXPECT_EQ(Crc32c("123456789"), 0xe3069283u);

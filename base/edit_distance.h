@@ -1,4 +1,5 @@
-// How far apart two names are, to tell a user which one may have been meant.
+// Measures how far apart two names are, to tell a user which one may have been
+// meant.
 #ifndef BASE_EDIT_DISTANCE_H_
 #define BASE_EDIT_DISTANCE_H_
 
@@ -9,13 +10,14 @@
 
 namespace tessera {
 
-// Single-character insertions, deletions and replacements, and exchanges of two
-// neighbours, that turn a into b; no character is edited twice.
+// Returns the number of single-character insertions, deletions, replacements
+// and exchanges of two neighbours that turn a into b; no character is edited
+// twice.
 int EditDistance(absl::string_view a, absl::string_view b);
 
-// The one of `names` that was probably meant by `name`, "" if none was: at most
-// one character in three differs, case aside, or it begins with all of `name`
-// (or `name` with it), six characters at least.
+// Returns the one of `names` that `name` probably means, or "". A candidate
+// differs in at most one character in three, ignoring case, or one of the two
+// begins with all of the other, which has at least six characters.
 std::string NearestName(absl::string_view name,
                         const std::vector<std::string>& names);
 

@@ -18,21 +18,22 @@
 
 namespace tessera {
 
-// Inclusive bounds.
+// Bounds are inclusive.
 struct Int64Range {
   int64_t min = std::numeric_limits<int64_t>::min();
   int64_t max = std::numeric_limits<int64_t>::max();
 };
 
 std::optional<std::string> EnvString(const char* name);
-// Decimal.
+// Reads a decimal integer.
 absl::StatusOr<std::optional<int64_t>> EnvInt64(const char* name,
                                                 Int64Range range = {});
-// Any finite number.
+// Reads any finite number.
 absl::StatusOr<std::optional<double>> EnvDouble(const char* name);
-// 1, true, yes, on or 0, false, no, off, in any case.
+// Reads 1, true, yes, on or 0, false, no, off, in any case.
 absl::StatusOr<std::optional<bool>> EnvBool(const char* name);
-// As absl::ParseDuration ("1.5s", "200ms", "5m"); a bare number is seconds.
+// Reads what absl::ParseDuration does ("1.5s", "200ms", "5m"); a bare number is
+// seconds.
 absl::StatusOr<std::optional<absl::Duration>> EnvDuration(const char* name);
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// Small files, read whole; pieces of large ones; what makes them durable.
+// Reads small files whole, reads and writes pieces of large ones, and makes
+// them durable.
 #ifndef BASE_FILE_H_
 #define BASE_FILE_H_
 
@@ -11,19 +12,19 @@
 
 namespace tessera {
 
-// The bytes of a file, a pipe or an entry of /proc. Returns NotFound,
-// PermissionDenied and so on with the path and the system's words, and
-// InvalidArgument if there are more than `max_bytes`.
+// Returns the bytes of a file, a pipe or an entry of /proc. Errors are
+// NotFound, PermissionDenied and so on with the path and the system's words,
+// and InvalidArgument if there are more than `max_bytes`.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                                           int64_t max_bytes = 64 << 20);
-// The same of a regular file, or a link to one. InvalidArgument where it is
-// none: a pipe, whose writer might never come, is not waited for.
+// Returns the bytes of a regular file or of a link to one. Anything else is
+// InvalidArgument: a pipe, whose writer might never come, is not waited for.
 absl::StatusOr<std::string> ReadRegularFile(const std::string& path,
                                             int64_t max_bytes);
 
-// All `bytes` from `offset` on, in as many calls as that takes. `what` names
-// the file in an error: FileError's, or for ReadAt DataLoss where the file ends
-// before.
+// Write or read all `bytes` from `offset` on, in as many calls as that takes.
+// `what` names the file in an error: that of FileError, or from ReadAt DataLoss
+// if the file ends too early.
 absl::Status WriteAt(int fd, absl::string_view what, int64_t offset,
                      const char* from, int64_t bytes);
 absl::Status ReadAt(int fd, absl::string_view what, int64_t offset, char* to,
@@ -31,10 +32,11 @@ absl::Status ReadAt(int fd, absl::string_view what, int64_t offset, char* to,
 
 // Waits until a file's bytes, or a folder's entries, are on the disk.
 absl::Status SyncPath(const std::string& path);
-// The same for the folder that a file or folder lies in.
+// Waits until the folder that contains a file or folder is on the disk.
 absl::Status SyncFolderOf(const std::string& path);
 
-// "path: the system's words", with the code that fits `error` (an errno).
+// Returns "path: the system's words", with the code that fits `error` (an
+// errno).
 absl::Status FileError(int error, absl::string_view path);
 
 }  // namespace tessera

@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-// Rank in the upper half, world size in the lower; 0 is "not set".
+// The rank is in the upper half, the world size in the lower; 0 is "not set".
 std::atomic<uint64_t> g_rank_of_world{0};
 std::atomic<FatalContextFn> g_fatal_context{nullptr};
 
@@ -72,7 +72,8 @@ absl::string_view BaseName(absl::string_view path) {
 }
 
 std::string FatalContextText() {
-  // Taken, not read: a context that fails a check itself must not recurse.
+  // The context is taken, not read: one that fails a check itself must not
+  // recurse.
   const FatalContextFn context = g_fatal_context.exchange(nullptr);
   return context == nullptr ? std::string() : context();
 }
@@ -134,7 +135,7 @@ LogMessage::~LogMessage() {
 }
 
 FatalMessage::~FatalMessage() {
-  // The message first: the context may itself crash.
+  // The message comes first, since the context may itself crash.
   WriteToStderr(
       absl::StrCat(LinePrefix(absl::LogSeverity::kFatal, file_, line_),
                    stream_.str(), "\n"));

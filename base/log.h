@@ -1,4 +1,4 @@
-// The log for people: one line per message on stderr.
+// The log is for people: one line per message on stderr.
 //
 //   TESSERA_LOG(WARNING) << "rank " << r << " is late";
 //   TESSERA_LOG_RANK0(INFO) << "once per job";
@@ -7,13 +7,13 @@
 //   W 08:45:01.123 r3/8 comm_thread.cc:88] rank 2 is late
 //   ^ severity      ^ rank/world size, from SetLogRank on
 //
-// Severities: INFO, WARNING, ERROR, FATAL. FATAL ends as a failed check does
-// (base/check.h): with the registered context, then abort().
+// Severities are INFO, WARNING, ERROR and FATAL. FATAL ends as a failed check
+// does (base/check.h): with the registered context, then abort().
 //
-// TESSERA_VLOG is off unless the environment says so, by module:
+// TESSERA_VLOG is off unless the environment enables it by module:
 // TESSERA_VERBOSE=comm=2,sharding=1 lets levels up to 2 of comm and 1 of
-// sharding through; a bare `comm` means comm=1. Off, it costs one load; its
-// operands are not evaluated.
+// sharding through; a bare `comm` means comm=1. While off it costs one load,
+// and its operands are not evaluated.
 //
 // Threads: everything here may be called from any thread; a message is written
 // by one write(2), so lines of threads and processes do not mix.
@@ -40,13 +40,13 @@ absl::Status SetVerbosity(absl::string_view spec);
 
 namespace log_internal {
 
-// True before SetLogRank, and on rank 0 after it.
+// Returns true before SetLogRank, and on rank 0 after it.
 bool IsRank0();
 
-// The level of a module; lives for ever.
+// Returns the level of a module; the pointer is valid for ever.
 const std::atomic<int>* VerbosityOf(absl::string_view module);
 
-// "W 08:45:01.123 r3/8 file.cc:88] "
+// Returns "W 08:45:01.123 r3/8 file.cc:88] ".
 std::string LinePrefix(absl::LogSeverity severity, const char* file, int line);
 
 // Writes all of `text`, whatever stderr is; errors are dropped.
@@ -70,7 +70,7 @@ class LogMessage {
   std::ostringstream stream_;
 };
 
-// As LogMessage, then abort().
+// Writes its message as LogMessage does, then calls abort().
 class FatalMessage {
  public:
   FatalMessage(const char* file, int line) : file_(file), line_(line) {}
@@ -93,9 +93,9 @@ struct Voidify {
 
 }  // namespace log_internal
 
-// Registers text that FATAL messages and failed checks append, such as the last
-// collectives. It is called once, on the failing thread, which may hold any
-// lock; nullptr takes it back.
+// Registers a function whose text FATAL messages and failed checks append, such
+// as the last collectives. It is called once, on the failing thread, which may
+// hold any lock. nullptr unregisters it.
 using FatalContextFn = std::string (*)();
 void SetFatalContext(FatalContextFn context);
 

@@ -23,7 +23,7 @@ using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
 using ::testing::SizeIs;
 
-// What `f` writes to stderr; at most what a pipe holds (64 KiB).
+// Returns what `f` writes to stderr; a pipe holds at most 64 KiB.
 std::string Stderr(const std::function<void()>& f) {
   ::testing::internal::CaptureStderr();
   f();
@@ -103,7 +103,7 @@ TEST_F(LogTest, MacrosNestInUnbracedIf) {
   EXPECT_THAT(Stderr([&] { log(false); }), HasSubstr("second"));
 }
 
-// One write per line: through an O_APPEND file or a pipe lines never mix.
+// Each line is one write: through an O_APPEND file or a pipe lines never mix.
 TEST_F(LogTest, LinesOfThreadsDoNotMix) {
   const std::string word(200, 'x');
   const std::string text = Stderr([&] {

@@ -1,5 +1,4 @@
-// MonotonicNow: time that only goes forward; and clocks that may be given
-// instead of it.
+// MonotonicNow is time that only goes forward; a Clock may replace it.
 #ifndef BASE_MONOTONIC_H_
 #define BASE_MONOTONIC_H_
 
@@ -10,14 +9,14 @@
 
 namespace tessera {
 
-// Since some fixed moment of this host, the same for its processes; unlike
-// absl::Now() nobody can set it.
+// Returns the time since some fixed moment of this host, which all its
+// processes share. Unlike absl::Now() nobody can set it.
 inline absl::Duration MonotonicNow() {
   return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
 
-// What is asked for the time: MonotonicNow, or in tests a clock that is moved
-// by hand. Any thread may call it.
+// A Clock returns the time: MonotonicNow, or in tests a clock that is moved by
+// hand. Any thread may call it.
 using Clock = std::function<absl::Duration()>;
 
 }  // namespace tessera

@@ -1,8 +1,9 @@
-// SharedMutex: std::shared_mutex with absl's thread annotations; shared by
-// readers of one process, not between processes. Where absl::Mutex will not do:
-// for a few loads under a lock that is taken for every operator (some systems
-// build absl's with its search for deadlocks, which costs ten times more), and
-// where ThreadSanitizer has to see the lock (a system's absl is built without).
+// SharedMutex is std::shared_mutex with absl's thread annotations; readers of
+// one process share it, processes do not. It serves where absl::Mutex will not
+// do: for a few loads under a lock that is taken for every operator (some
+// systems build absl's with deadlock detection, which costs ten times more),
+// and where ThreadSanitizer has to see the lock (a system's absl is built
+// without it).
 #ifndef BASE_SHARED_MUTEX_H_
 #define BASE_SHARED_MUTEX_H_
 

@@ -1,9 +1,9 @@
-// SIGPIPE: Gloo and libuv write to connections whose other end may be gone. The
-// signal that Linux then sends to the writing thread would end the process,
-// before the error that comes with it can be told.
+// Gloo and libuv write to connections whose other end may be gone. Linux then
+// sends SIGPIPE to the writing thread, which would end the process before the
+// error of the write can be reported.
 //
-// It is blocked in the threads that write, and in those that they start, which
-// inherit that; the rest of the program keeps what it has.
+// The signal is blocked in the threads that write and in those that they start,
+// which inherit that; the rest of the program is left as it is.
 #ifndef BASE_SIGPIPE_H_
 #define BASE_SIGPIPE_H_
 
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// Blocks SIGPIPE in this thread, while it is there.
+// Blocks SIGPIPE in this thread while it lives.
 class SigpipeBlock {
  public:
   SigpipeBlock() {

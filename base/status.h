@@ -1,4 +1,4 @@
-// Status helpers: early return, assignment, and context for messages.
+// Status helpers return early, assign, and add context to messages.
 //
 //   absl::Status Run() {
 //     TESSERA_RETURN_IF_ERROR(Prepare());
@@ -21,15 +21,15 @@
 
 namespace tessera {
 
-// `status` with its message prefixed by "context: "; code and payloads stay.
-// An OK status comes back as it is.
+// Returns `status` with "context: " before its message; code and payloads stay.
+// An OK status is returned as it is.
 absl::Status Annotate(const absl::Status& status, absl::string_view context);
 
-// A status as text, to be sent to other ranks: "" if it is OK, otherwise
-// "<code> <message>". Payloads are left out.
+// Writes a status as text that can be sent to other ranks: "" if it is OK,
+// otherwise "<code> <message>". Payloads are left out.
 std::string StatusToText(const absl::Status& status);
-// The status that StatusToText made `text` of; Internal, quoting it, if it is
-// none.
+// Returns the status whose text StatusToText wrote; Internal, quoting `text`,
+// if it is not such a text.
 absl::Status StatusFromText(absl::string_view text);
 
 namespace status_internal {
@@ -57,7 +57,8 @@ absl::Status ToStatus(absl::StatusOr<T> value) {
       TESSERA_STATUS_INTERNAL_CONCAT(tessera_status_or_, __COUNTER__), lhs, \
       (__VA_ARGS__))
 
-// Names are unique, so that the expression may hold a lambda with macros too.
+// Names are unique, so that the expression may hold a lambda that uses these
+// macros too.
 #define TESSERA_STATUS_INTERNAL_RETURN(status, ...) \
   do {                                              \
     ::absl::Status status = __VA_ARGS__;            \

@@ -1,4 +1,4 @@
-// Matchers and assertions for absl::Status and absl::StatusOr, for tests.
+// Matchers and assertions for absl::Status and absl::StatusOr, for tests only.
 //
 //   EXPECT_THAT(Open("a"), StatusIs(absl::StatusCode::kNotFound,
 //                                   HasSubstr("a")));
@@ -108,7 +108,8 @@ auto StatusIs(Code code) {
 
 }  // namespace tessera
 
-// So that tests print it as text, not as bytes. Where gtest looks for it.
+// PrintTo makes tests print the value as text instead of bytes. gtest looks for
+// it in absl's namespace.
 namespace absl {
 template <typename T>
 void PrintTo(const StatusOr<T>& value, std::ostream* os) {
@@ -123,7 +124,8 @@ void PrintTo(const StatusOr<T>& value, std::ostream* os) {
 #define TESSERA_EXPECT_OK(...) EXPECT_THAT((__VA_ARGS__), ::tessera::IsOk())
 #define TESSERA_ASSERT_OK(...) ASSERT_THAT((__VA_ARGS__), ::tessera::IsOk())
 
-// As TESSERA_ASSIGN_OR_RETURN, but ends the test with a failure.
+// Assigns as TESSERA_ASSIGN_OR_RETURN does, but an error fails and ends the
+// test.
 #define TESSERA_ASSERT_OK_AND_ASSIGN(lhs, ...)                              \
   TESSERA_STATUS_INTERNAL_ASSERT_ASSIGN(                                    \
       TESSERA_STATUS_INTERNAL_CONCAT(tessera_status_or_, __COUNTER__), lhs, \

@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kMaxLines = 8;
 
-// The message on one line: up to kMaxLines lines, joined by "; ". Some errors
-// hold a backtrace even in what_without_backtrace(); it ends the text.
+// Joins up to kMaxLines lines of the message by "; ". Some errors hold a
+// backtrace even in what_without_backtrace(); it ends the text.
 std::string OneLine(absl::string_view message) {
   std::string result;
   int lines = 0;

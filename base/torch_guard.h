@@ -1,11 +1,11 @@
-// The border between libtorch's exceptions and our statuses.
+// Converts between libtorch's exceptions and our statuses.
 //
 //   absl::Status status = CatchTorch("backward", [&] { loss.backward(); });
 //
-// The other way round, code that libtorch calls (hooks, dispatcher fallbacks)
-// and that cannot return a Status throws a StatusException; it travels through
-// libtorch, autograd's threads included, and comes out of CatchTorch as the
-// very Status it carries.
+// In the other direction, code that libtorch calls (hooks, dispatcher
+// fallbacks) and that cannot return a Status throws a StatusException. It
+// travels through libtorch, autograd's threads included, and comes out of
+// CatchTorch as the very Status it carries.
 //
 //   c10::OutOfMemoryError, std::bad_alloc              ResourceExhausted
 //   c10::DistError (backend, network, store)           Unavailable
@@ -14,7 +14,7 @@
 //   any other c10::Error, std::exception or object     Internal
 //
 // Messages are "what: the exception's first lines", without libtorch's
-// backtrace. A StatusException's is left as it is: it names itself.
+// backtrace. The message of a StatusException stays as it is.
 #ifndef BASE_TORCH_GUARD_H_
 #define BASE_TORCH_GUARD_H_
 
@@ -37,7 +37,7 @@ class StatusException : public std::exception {
   ~StatusException() override;
 
   const absl::Status& status() const { return status_; }
-  // The status's message.
+  // Returns the status's message.
   const char* what() const noexcept override { return message_.c_str(); }
 
  private:
@@ -51,10 +51,11 @@ void ThrowIfError(absl::Status status);
 
 namespace torch_guard_internal {
 
-// The Status for the exception being handled. REQUIRES: in a catch block.
+// Returns the Status for the exception being handled. REQUIRES: in a catch
+// block.
 absl::Status CurrentExceptionToStatus(absl::string_view what);
 
-// What CatchTorch returns for a function that returns T.
+// Result is what CatchTorch returns for a function that returns T.
 template <typename T>
 struct Result {
   using Type = absl::StatusOr<T>;
@@ -74,9 +75,9 @@ struct Result<void> {
 
 }  // namespace torch_guard_internal
 
-// Runs `f` and turns what it throws into a Status, see above. `f` may return
-// nothing or a Status (then so does this), or T or StatusOr<T> (then this
-// returns StatusOr<T>); an error that it returns is passed on as it is.
+// Runs `f` and turns what it throws into a Status, as above. If `f` returns
+// nothing or a Status, so does this; if it returns T or StatusOr<T>, this
+// returns StatusOr<T>. An error that `f` returns is passed on as it is.
 template <typename F>
 auto CatchTorch(absl::string_view what, F&& f) ->
     typename torch_guard_internal::Result<

@@ -1,5 +1,5 @@
-// The cases of auto_choice: small models of mixed kinds, each with what it
-// leaves to auto, and with how much memory.
+// The cases of auto_choice are small models of mixed kinds, each with what it
+// leaves to auto and the memory that it may use.
 #ifndef BENCHMARKS_AUTO_CASES_H_
 #define BENCHMARKS_AUTO_CASES_H_
 
@@ -23,7 +23,8 @@ struct Case {
   std::string name;
   std::string backend;
   std::function<Model()> make;
-  // Of what stage 0 needs that keeps all activations; 0: any amount.
+  // The memory limit as a fraction of what stage 0 needs if it keeps all
+  // activations; 0: no limit.
   double memory = 0;
   int64_t samples = 2;  // of a rank in a step
   bool auto_micro_batch = false;

@@ -1,17 +1,17 @@
-// Does "auto" choose what measuring chooses? Each case leaves stage,
-// micro-batch or recomputation to auto; every way of training it is then
-// trained, in turns, and of those whose measured peak fits the fastest is what
-// auto should have found.
+// Compares what "auto" chooses with what measuring chooses. Each case leaves
+// stage, micro-batch or recomputation to auto; then every way of training it is
+// trained, in turns. Auto should have found the fastest of those whose measured
+// peak fits.
 //
 //   auto_choice --world 2 --backend shm
 //   auto_choice --world 2 --backend gloo
 //
-// A line a case: what auto chose, the fastest, and the ratio of their times: of
-// each round, the median over rounds. Choices whose ratio is at most 1.05 count
-// as the same: rounds of one way alone differ by more. The fastest of a dozen
-// is also the luckiest, so where the ratio is larger the two are timed once
-// more, in turns of their own, and these decide. With --verbose a line for each
-// way, with what was planned of it.
+// It prints one line per case: what auto chose, the fastest way, and the median
+// over rounds of the ratio of their times in a round. Choices whose ratio is at
+// most 1.05 count as the same, since rounds of one way alone differ by more.
+// The fastest of a dozen is also the luckiest, so where the ratio is larger the
+// two are timed once more, in turns of their own, and these decide. --verbose
+// adds a line for each way, with what was planned for it.
 #include "engine/plan/auto_choice.h"
 
 #include <torch/torch.h>
@@ -101,8 +101,8 @@ absl::Status Step(const Model& model, const Way& way, const Case& c,
   return absl::OkStatus();
 }
 
-// A turn: a new engine, its first steps, and then the time of some. All ranks
-// make as many steps as rank 0 finds time for.
+// Runs a turn: a new engine, its first steps, and then some timed steps. All
+// ranks make as many steps as rank 0 finds time for.
 absl::Status Turn(const Case& c, const Way& way, const World& world,
                   Measured* measured) {
   torch::manual_seed(0);
@@ -128,7 +128,7 @@ absl::Status Turn(const Case& c, const Way& way, const World& world,
     TESSERA_RETURN_IF_ERROR(Step(model, way, c, engine.get()));
     seconds.push_back(absl::ToDoubleSeconds(MonotonicNow() - start));
     const StepMemoryReport& memory = engine->last_step().memory;
-    // What collectives stage is no part of a plan.
+    // Plans do not count the staging of collectives.
     measured->peak_bytes = std::max(
         measured->peak_bytes,
         memory.peak_bytes - memory.at_peak.held[HeldKind::kCommunication]);
@@ -196,7 +196,7 @@ absl::StatusOr<std::pair<Way, std::string>> Choose(const Case& c,
   return std::pair(way, reason);
 }
 
-// What is planned of each way, as Create plans it.
+// Returns what is planned for each way, as Create plans it.
 absl::StatusOr<std::vector<AutoCandidate>> PlannedWays(const Case& c,
                                                        const World& world) {
   const Model model = c.make();
@@ -232,7 +232,7 @@ std::string PlannedText(const std::vector<AutoCandidate>& planned,
   return "not planned";
 }
 
-// The median over rounds of a's time over b's.
+// Returns the median over rounds of a's time over b's.
 double Ratio(const Measured& a, const Measured& b) {
   std::vector<double> ratios;
   for (size_t i = 0; i < a.seconds.size(); ++i) {
@@ -242,7 +242,7 @@ double Ratio(const Measured& a, const Measured& b) {
   return ratios[ratios.size() / 2];
 }
 
-// The ratio of two ways in turns of their own.
+// Returns the ratio of two ways in turns of their own.
 absl::StatusOr<double> Duel(const Case& c, const Way& a, const Way& b,
                             const World& world) {
   Measured of_a, of_b;
@@ -256,7 +256,7 @@ absl::StatusOr<double> Duel(const Case& c, const Way& a, const Way& b,
   return Ratio(of_a, of_b);
 }
 
-// Whether auto's choice is as fast as any.
+// Returns whether auto's choice is as fast as any.
 absl::StatusOr<bool> RunCase(const Case& c, const World& world) {
   const bool first = world.rank() == 0;
   TESSERA_ASSIGN_OR_RETURN(const int64_t memory,

@@ -1,5 +1,5 @@
-// What collectives over shared memory cost at least: plain loops over the
-// ranks' memory, with a barrier before and after.
+// Measures what collectives over shared memory cost at least: plain loops over
+// the ranks' memory, with a barrier before and after.
 #ifndef BENCHMARKS_BARE_COPY_H_
 #define BENCHMARKS_BARE_COPY_H_
 
@@ -19,13 +19,13 @@
 
 namespace tessera {
 
-// One rank's tensors of a backend: own shard in `whole`'s own slice.
+// The tensors of one rank for a backend; `shard` is its own slice of `whole`.
 struct Tensors {
   CountedBuffer memory[2];
   at::Tensor whole, shard;
 };
 
-// The bare loop. Sums are of fp32 or fp64, others are refused.
+// BareCopy is the bare loop. It sums fp32 or fp64; other dtypes are refused.
 class BareCopy {
  public:
   BareCopy(std::unique_ptr<shm::HostMemory> memory, int rank)
@@ -58,7 +58,7 @@ class BareCopy {
   static char* At(const at::Tensor& t) {
     return static_cast<char*>(t.mutable_data_ptr());
   }
-  // The same tensor of another rank: all ranks allocate the
+  // Returns the corresponding tensor of another rank: all ranks allocate the
   // same buffers in the same order.
   const char* Of(int peer, const at::Tensor& t) const {
     return team_.heap_of(peer) + (At(t) - team_.heap_of(team_.rank()));

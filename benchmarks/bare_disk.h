@@ -1,5 +1,5 @@
-// What saving and loading cost at least: plain writes of as many bytes, plain
-// copies; and what the kernel says about a process's memory.
+// Measures what saving and loading cost at least: plain writes of as many
+// bytes, plain copies; and reads what the kernel says about a process's memory.
 #ifndef BENCHMARKS_BARE_DISK_H_
 #define BENCHMARKS_BARE_DISK_H_
 
@@ -25,7 +25,8 @@
 
 namespace tessera {
 
-// Memory from the kernel that nobody has touched yet, back to it at the end.
+// Memory from the kernel that nobody has touched yet; it returns to the kernel
+// at the end.
 class FreshMemory {
  public:
   static absl::StatusOr<FreshMemory> Map(int64_t bytes) {
@@ -46,7 +47,7 @@ class FreshMemory {
   }
   char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  // Numbers that look like a model's to whoever would compress them.
+  // Fills it with numbers that look like a model's to a compressor.
   void Fill() const {
     uint32_t random = 1;
     for (int64_t i = 0; i + 4 <= bytes_; i += 4) {
@@ -61,9 +62,9 @@ class FreshMemory {
   int64_t bytes_;
 };
 
-// What the kernel gives next a virtual machine's host still backs, as what the
-// files of a checkpoint that is removed leave. Pages that the host must find
-// first cost several times as much, and whoever comes first pays.
+// Makes the host of a virtual machine back the memory that the kernel hands out
+// next, as the files of a removed checkpoint do. Pages that the host must find
+// first cost several times as much, and the first user pays.
 inline absl::Status TouchAndFree(int64_t bytes) {
   TESSERA_ASSIGN_OR_RETURN(const FreshMemory memory, FreshMemory::Map(bytes));
   memory.Fill();
@@ -74,8 +75,8 @@ inline absl::Status FileErrno(const std::string& path) {
   return absl::ErrnoToStatus(errno, path);
 }
 
-// A new file at `path`, by calls of `call_bytes`, waited for until it is on the
-// disk; the folder too, as anybody must who wants to find it again.
+// Writes a new file at `path` by calls of `call_bytes` and waits until it is on
+// the disk; the folder too, as is needed to find it again.
 inline absl::Status WritePlainly(const std::string& path,
                                  const FreshMemory& from, int64_t call_bytes) {
   const int fd =
@@ -107,7 +108,7 @@ inline void CopyPlainly(const FreshMemory& from, const FreshMemory& to,
   });
 }
 
-// All of a file, by calls of the size of `to`.
+// Reads all of a file by calls of the size of `to`.
 inline absl::Status ReadPlainly(const std::string& path,
                                 const FreshMemory& to) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -122,8 +123,8 @@ inline absl::Status ReadPlainly(const std::string& path,
   return status;
 }
 
-// The files of `folder` are not in the system's caches any more, as far as they
-// are on the disk; or all in them.
+// Drops the files of `folder` from the system's caches, as far as they are on
+// the disk, or reads all of them into the caches.
 inline absl::Status SetCached(const std::string& folder, bool cached) {
   constexpr int64_t kBytes = 1 << 20;
   TESSERA_ASSIGN_OR_RETURN(const FreshMemory to, FreshMemory::Map(kBytes));
@@ -142,8 +143,8 @@ inline absl::Status SetCached(const std::string& folder, bool cached) {
   return absl::OkStatus();
 }
 
-// A line of /proc/self/status, in bytes: "VmRSS", or "VmHWM", the most that it
-// has been since ResetPeakMemory.
+// Returns a line of /proc/self/status, in bytes: "VmRSS", or "VmHWM", the
+// maximum since ResetPeakMemory.
 inline absl::StatusOr<int64_t> MemoryLine(const std::string& name) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text,
                            ReadWholeFile("/proc/self/status"));

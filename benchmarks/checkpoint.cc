@@ -1,27 +1,27 @@
-// Checkpoints of the peers' GPT (peer_gpt.h) with AdamW's states, beside what
-// they cost at least: the same bytes written plainly and synced, by as many
-// ranks, and copied plainly, by as many threads.
+// Measures checkpoints of the peers' GPT (peer_gpt.h) with AdamW's states,
+// beside what they cost at least: the same bytes written plainly and synced, by
+// as many ranks, and copied plainly, by as many threads.
 //
 //   checkpoint --world 2 --dir /some/disk --rounds 15
 //
-// Each turn is of one operation, in all ranks, from when all are there until
-// all are done, in milliseconds of rank 0's clock. Before it the disk has taken
+// Each turn runs one operation in all ranks, from when all are there until all
+// are done, in milliseconds of rank 0's clock. Before it the disk has written
 // all that came before.
 //
 //   save        SaveCheckpoint into a folder that was removed
 //   write       as many bytes as that checkpoint's files, a file of each rank
-//   save_async  the stall of an async save: SaveCheckpoint, and a change of a
-//               master directly behind it, before which all that is not written
-//               has to be copied: the longest that there can be
+//   save_async  the stall of an async save: SaveCheckpoint, and directly
+//               afterwards a change of a master, which has to wait until all
+//               that is not written yet is copied: the longest possible stall
 //   copy_fresh  a copy of as many bytes into memory fresh from the kernel
-//   copy_huge   the same, and the kernel was asked for huge pages
-//   copy_warm   into memory that was used before
+//   copy_huge   such a copy with huge pages requested from the kernel
+//   copy_warm   such a copy into memory that was used before
 //   load        LoadCheckpoint into a new engine, from the system's caches
-//   load_cold   the same from the disk
+//   load_cold   LoadCheckpoint into a new engine, from the disk
 //   read_cold   each rank reads its own file from the disk, into one buffer
 //
-// Prints a table and a line of JSON; with --turns it takes turns (turns.h), a
-// line of which is an operation. DCP beside it: benchmarks/peers --rows K.
+// It prints a table and a line of JSON; with --turns it takes turns (turns.h),
+// and a line is an operation. benchmarks/peers --rows K runs DCP beside it.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -70,11 +70,11 @@ const char* const kOperations[] = {"save",       "write",     "save_async",
                                    "copy_fresh", "copy_huge", "copy_warm",
                                    "load",       "load_cold", "read_cold"};
 
-// Of all ranks.
+// The figures of all ranks.
 struct Turn {
   double ms = 0;
   int64_t bytes = 0;       // written, copied or read
-  int64_t peak_bytes = 0;  // of memory, beyond what was held before it
+  int64_t peak_bytes = 0;  // memory beyond what was held before it
 };
 
 class Bench {
@@ -100,7 +100,7 @@ class Bench {
         absl::StrCat("expected one of ", absl::StrJoin(kOperations, ", "),
                      "; got '", absl::CEscape(operation), "'"));
   }
-  // Masters and states of the whole model.
+  // Returns the bytes of masters and states of the whole model.
   int64_t state_bytes() const { return 3 * 4 * numel_; }
 
  private:
@@ -123,7 +123,7 @@ class Bench {
     return absl::OkStatus();
   }
 
-  // All ranks are here, and none has failed.
+  // Waits until all ranks are here, and returns the error of any.
   absl::Status Together(const absl::Status& mine) {
     return comm_->AgreeOk(mine, "benchmark");
   }
@@ -157,7 +157,8 @@ class Bench {
 
   absl::StatusOr<Turn> Save(bool async) {
     Turn turn;
-    // What is freed and kept with the process would serve a save as memory.
+    // Memory that was freed and kept with the process would make a save
+    // cheaper.
     ReturnKept();
     TESSERA_RETURN_IF_ERROR(Together(ResetPeakMemory()));
     TESSERA_ASSIGN_OR_RETURN(const int64_t held, MemoryLine("VmRSS"));
@@ -177,7 +178,7 @@ class Bench {
     return turn;
   }
 
-  // Of the checkpoint's.
+  // Returns a file of the checkpoint.
   absl::StatusOr<std::string> OwnFile() const {
     const std::string mine = absl::StrFormat(".rank-%05d", comm_->rank());
     std::error_code error;
@@ -197,7 +198,8 @@ class Bench {
     TESSERA_ASSIGN_OR_RETURN(const int64_t share, Share());
     TESSERA_ASSIGN_OR_RETURN(const FreshMemory from, FreshMemory::Map(share));
     from.Fill();
-    // Now, as the checkpoint before a save: what frees pages last gets them.
+    // Remove it now, as the checkpoint before a save: whoever frees pages last
+    // gets them.
     const std::string folder = absl::GetFlag(FLAGS_dir) + "/plain";
     TESSERA_RETURN_IF_ERROR(Together(RemoveAll(folder)));
     std::error_code error;
@@ -279,7 +281,7 @@ double Median(std::vector<double> values) {
   return (values[(n - 1) / 2] + values[n / 2]) / 2;
 }
 
-// "[0.9, 1, 1.1]": least, median and largest ratio of a round's times.
+// Returns "[0.9, 1, 1.1]": least, median and largest ratio of a round's times.
 std::string Ratio(std::map<std::string, std::vector<double>>& ms,
                   const char* numerator, const char* denominator) {
   std::vector<double> ratios;
@@ -299,7 +301,7 @@ absl::Status RunRounds(Bench* bench, const World& world) {
   std::vector<std::string> order(std::begin(kOperations),
                                  std::end(kOperations));
   for (int round = -1; round < rounds; ++round) {
-    // The rest needs a checkpoint.
+    // The other operations need a checkpoint.
     if (round >= 0) std::shuffle(order.begin(), order.end(), random);
     for (const std::string& operation : order) {
       TESSERA_ASSIGN_OR_RETURN(const Turn turn, bench->Run(operation));

@@ -1,19 +1,19 @@
-// Collectives of local ranks, backend against backend, in one run:
+// Compares backends' collectives of local ranks in one run:
 //
 //   bazel-bin/benchmarks/collectives --world 2 --bytes 67108864 --dtype fp32
 //     --ops all_gather,reduce_scatter,all_reduce --backends shm,gloo,copy
 //
-// --bytes is the whole tensor's (W shards). `copy` is the bare loop over memory
-// that the ranks share: plain copies of all shards, or plain sums of them, with
-// a barrier before and after. `shm` has its tensors in counted memory, as the
-// engine has; `shm_staged` has them in libtorch's own. `gloo` is c10d's Gloo as
-// it comes, `gloo_ordered` the engine's use of it. `pull` is no collective: all
-// ranks read each other's shards at once (all_gather only).
+// --bytes is the size of the whole tensor (W shards). `copy` is the bare loop
+// over memory that the ranks share: plain copies of all shards, or plain sums
+// of them, with a barrier before and after. `shm` has its tensors in counted
+// memory, as the engine does; `shm_staged` has them in libtorch's own. `gloo`
+// is c10d's Gloo unchanged, `gloo_ordered` the engine's use of it. `pull` is no
+// collective: all ranks read each other's shards at once (all_gather only).
 //
-// Rounds of all backends are interleaved. Printed is, per operation and
-// backend, the median over rounds of the slowest rank's time, as one line of
-// JSON; gb_s is the bus bandwidth of nccl-tests: bytes * (W - 1) / W / time,
-// twice that for all_reduce. Results are checked in the first round.
+// Rounds of all backends are interleaved. It prints one line of JSON for each
+// operation and backend: the median over rounds of the slowest rank's time;
+// gb_s is the bus bandwidth of nccl-tests: bytes * (W - 1) / W / time, twice
+// that for all_reduce. Results are checked in the first round.
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -146,7 +146,7 @@ Body OverGloo(const StorePtr& store, int rank, int size) {
   };
 }
 
-// All-gather as pulls of every rank at once.
+// Does an all-gather as pulls of every rank at once.
 absl::StatusOr<Body> OverPulls(const World& world) {
   TESSERA_ASSIGN_OR_RETURN(auto made,
                            world.communicator()->ServeShards({"pulls"}));
@@ -203,14 +203,14 @@ absl::StatusOr<at::Tensor> MakeTensor(bool counted, int64_t numel,
                                       at::ScalarType dtype,
                                       CountedBuffer* memory) {
   if (!counted) return at::empty({numel}, dtype);
-  // At least as large as comes from the source of large buffers.
+  // The size is at least that of buffers from the large buffers' source.
   const int64_t bytes = std::max<int64_t>(
       numel * static_cast<int64_t>(c10::elementSize(dtype)), kMappedFromBytes);
   TESSERA_ASSIGN_OR_RETURN(*memory, AllocateCounted(bytes, MemoryKind::kOther));
   return at::from_blob(memory->data(), {numel}, at::TensorOptions(dtype));
 }
 
-// Small whole numbers, whose sums are exact.
+// Fills with small whole numbers, whose sums are exact.
 void Fill(const std::string& op, int rank, Tensors& t) {
   t.whole.fill_(rank + 1);
   t.shard.fill_(rank + 1);
@@ -258,7 +258,7 @@ absl::Status Measure(const std::string& op, std::vector<Backend>& backends,
         return absl::InternalError(
             absl::StrCat(backends[b].name, ": wrong result of ", op));
       }
-      if (round < 2) continue;  // the first touch memory and caches
+      if (round < 2) continue;  // the first rounds touch memory and caches
       double slowest = 0;
       for (const std::string& text : all) {
         double theirs = 0;

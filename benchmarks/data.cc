@@ -1,17 +1,17 @@
-// How fast samples come out of a token file: its bytes widened to int64, or to
-// int32, and checked against the vocabulary, batch after batch, as ratios to a
-// plain read of the same mapped samples, the sum of its 64-bit words, and to a
-// memcpy of its bytes. All run on one thread over the file's pages, which are
-// in memory by then, in turns of some 1 MiB each, so that whatever else the
-// machine does happens to all; each is a quarter of the file ahead of the one
-// before, so that none finds in a cache what another has read. Time is the
-// thread's own on the processor: nothing here waits. Batches are written to the
-// same buffer again and again.
+// Measures how fast samples come out of a token file: its bytes are widened to
+// int64, or to int32, and checked against the vocabulary, batch after batch.
+// Results are ratios to a plain read of the same mapped samples, the sum of its
+// 64-bit words, and to a memcpy of its bytes. All run on one thread over the
+// file's pages, which are in memory by then, in turns of some 1 MiB each, so
+// that other load on the machine affects all of them; each is a quarter of the
+// file ahead of the one before, so that none finds in a cache what another has
+// read. Time is the thread's own processor time: nothing here waits. Batches
+// are always written to the same buffer.
 //
 //   benchmarks/data --mib=512 --seq_len=1024 --batch=8 --rounds=9 [--shuffle]
 //
-// The medians of the rounds, in GB of the file a second, and of their ratios
-// with the least and the largest.
+// It prints medians of the rounds, in GB of the file a second, and the medians
+// of their ratios with minimum and maximum.
 #include <time.h>
 #include <unistd.h>
 
@@ -58,7 +58,7 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-uint64_t g_sum = 0;  // so that nothing is left out
+uint64_t g_sum = 0;  // so that the compiler leaves nothing out
 
 __attribute__((target("avx2"))) uint64_t SumAvx2(const uint64_t* words,
                                                  size_t count) {
@@ -73,7 +73,8 @@ uint64_t SumPortable(const uint64_t* words, size_t count) {
   return sum;
 }
 
-// Bytes [begin, begin + bytes) of the file; a rest of less than 8 is left out.
+// Reads bytes [begin, begin + bytes) of the file; a rest of less than 8 is left
+// out.
 void PlainRead(absl::Span<const uint8_t> bytes, size_t begin, size_t count) {
   begin = begin / 8 * 8;
   const auto* words = reinterpret_cast<const uint64_t*>(bytes.data() + begin);
@@ -86,7 +87,7 @@ absl::Status WriteFile(const std::string& path, int64_t mib) {
   std::vector<uint64_t> words(1 << 17);
   uint64_t next = 0;
   for (int64_t i = 0; i < mib; ++i) {
-    // Without bits 31 and 63: words of 32 bits that fit in int32.
+    // Bits 31 and 63 are zero, so that words of 32 bits fit in int32.
     for (uint64_t& word : words) word = MixBits(++next) & 0x7FFFFFFF7FFFFFFF;
     file.write(reinterpret_cast<const char*>(words.data()), 1 << 20);
   }
@@ -101,7 +102,7 @@ int64_t MaxInt32Token(TokenType type) {
   return std::min<int64_t>(MaxToken(type), (int64_t{1} << 31) - 1);
 }
 
-// One type of tokens, in one way after the other.
+// Measures one type of tokens, in one way after the other.
 class Measurement {
  public:
   Measurement(const TokenCorpus* corpus, TokenType type)
@@ -129,7 +130,7 @@ class Measurement {
     return static_cast<double>(order_.size() * sample_bytes_) / 1e9;
   }
 
-  // Seconds of each way over the whole file.
+  // Returns the seconds of each way over the whole file.
   absl::StatusOr<std::array<double, kWays>> Round() {
     std::array<double, kWays> seconds = {};
     const size_t batches = order_.size() / batch_;
@@ -190,7 +191,7 @@ absl::Status Measure(const std::string& path, TokenType type) {
     return absl::InvalidArgumentError("the file has less than a batch");
   }
   std::array<std::vector<double>, kWays> rates, ratios;
-  // The first round brings the pages; it is not counted.
+  // The first round reads the pages; it is not counted.
   for (int64_t round = -1; round < absl::GetFlag(FLAGS_rounds); ++round) {
     TESSERA_ASSIGN_OR_RETURN(const auto seconds, measurement.Round());
     if (round < 0) continue;

@@ -1,6 +1,5 @@
-// DiskTraffic: reads and writes of a file that go on in the background, half of
-// each, as those of an update that streams through a disk: for what is measured
-// beside them.
+// DiskTraffic reads and writes a file in the background, half of each, as an
+// update that streams through a disk does, while something else is measured.
 #ifndef BENCHMARKS_DISK_TRAFFIC_H_
 #define BENCHMARKS_DISK_TRAFFIC_H_
 
@@ -38,7 +37,7 @@ class DiskTraffic {
     return traffic;
   }
   ~DiskTraffic() { (void)Stop(); }
-  // How it went.
+  // Returns how it went.
   absl::Status Stop() {
     stopping_ = true;
     if (thread_.joinable()) thread_.join();
@@ -59,7 +58,7 @@ class DiskTraffic {
     for (int64_t at = 0; !stopping_ && status.ok(); at += kCallBytes) {
       const SwapFuture written =
           file_->Write(extent_, at % kHalf, from, kCallBytes, "traffic");
-      // Of the other half, which is written in the first round.
+      // The other half, which the first round writes.
       const bool holds = at >= kExtentBytes;
       const SwapFuture read =
           holds ? file_->Read(extent_, kHalf + at % kHalf, from + kCallBytes,

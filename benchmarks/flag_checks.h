@@ -1,4 +1,4 @@
-// Checks of a benchmark's flags that absl does not make.
+// Checks a benchmark's flags in ways that absl does not.
 #ifndef BENCHMARKS_FLAG_CHECKS_H_
 #define BENCHMARKS_FLAG_CHECKS_H_
 
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// `words`: what absl::ParseCommandLine returned, the program's name first.
+// `words` is what absl::ParseCommandLine returned, the program's name first.
 inline absl::Status FlagsAlone(const std::vector<char*>& words) {
   if (words.size() <= 1) return absl::OkStatus();
   return absl::InvalidArgumentError(

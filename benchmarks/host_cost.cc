@@ -1,4 +1,5 @@
-// What the engine costs on the host, against plain libtorch in the same run:
+// Measures what the engine costs on the host, against plain libtorch in the
+// same run:
 //
 //   bazel-bin/benchmarks/host_cost --rounds 31 --blocks 24 --dim 64
 //     [--only 'stage 0']
@@ -14,11 +15,11 @@
 //            freed between forward and backward, and with every unit freed
 //            after each operator
 //
-// Rounds of plain and engine are interleaved. Printed is, per figure, one line
-// of JSON: medians over rounds in us, of the rounds' ratios, and of their
-// differences divided by the number of units; by the wall and, cpu_, of the
-// process. benchmarks/host_instructions counts instructions instead, by
-// --count, which runs every figure once.
+// Rounds of plain and engine are interleaved. It prints one line of JSON for
+// each figure: medians over rounds in us, of the rounds' ratios, and of their
+// differences divided by the number of units; by wall-clock time and, with
+// cpu_, by the process's processor time. benchmarks/host_instructions counts
+// instructions instead, by --count, which runs every figure once.
 #include <time.h>
 #include <torch/torch.h>
 
@@ -85,8 +86,8 @@ using Body = std::function<absl::Status()>;
 struct Figure {
   std::string name;
   Body plain, engine;
-  int64_t calls = 1;  // that a body makes of what is measured
-  int64_t units = 0;  // to divide the difference by; 0: not of interest
+  int64_t calls = 1;  // how often a body does what is measured
+  int64_t units = 0;  // to divide the difference by; 0: do not divide
 };
 
 Body Linears(std::shared_ptr<torch::nn::LinearImpl> linear, bool graph,
@@ -121,7 +122,7 @@ absl::Status AddLinears(std::vector<Figure>* figures) {
   return absl::OkStatus();
 }
 
-// The step's peak is above them, as it is above most of a step's.
+// The step's peak is above these blocks, as it is above most of a step's.
 void AddAllocations(std::vector<Figure>* figures) {
   const auto body = [](c10::Allocator* allocator) {
     return [allocator] {
@@ -169,8 +170,8 @@ absl::Status AddSteps(std::vector<Figure>* figures) {
   TESSERA_RETURN_IF_ERROR(AddStep("step, stage 0", config, figures));
   zero->set_stage(3);
   TESSERA_RETURN_IF_ERROR(AddStep("step, stage 3", config, figures));
-  // With all that its forward makes, since every operator is followed; and what
-  // computing it again takes.
+  // Recompute the blocks: this includes all that their forward costs, since
+  // every operator is followed, and the cost of computing it again.
   config.mutable_activation_checkpointing()->add_units("Block");
   TESSERA_RETURN_IF_ERROR(
       AddStep("step, stage 3, recomputed", config, figures));
@@ -185,8 +186,9 @@ absl::Status AddSteps(std::vector<Figure>* figures) {
   return AddStep("step, stage 3, freed after each operator", config, figures);
 }
 
-// By the clock on the wall, and of all threads of the process on processors: on
-// a machine that others use too, the second means more; waits are in the first.
+// Times are those of the wall clock and those of all the process's threads on
+// processors. On a shared machine the second means more; the first includes
+// waits.
 enum Clock { kWall, kCpu, kNumClocks };
 using Times = std::array<double, kNumClocks>;  // microseconds
 
@@ -224,7 +226,7 @@ absl::StatusOr<Round> RunRound(const Figure& figure, bool plain_first) {
   return round;
 }
 
-// The median over rounds of f(round).
+// Returns the median over rounds of f(round).
 template <typename F>
 double Median(const std::vector<Round>& rounds, F&& f) {
   std::vector<double> values;
@@ -263,7 +265,7 @@ absl::Status Measure(const std::vector<Figure>& figures) {
     for (size_t i = 0; i < figures.size(); ++i) {
       TESSERA_ASSIGN_OR_RETURN(const Round times,
                                RunRound(figures[i], round % 2 == 0));
-      // The first ones touch memory and fill records.
+      // The first rounds touch memory and fill records.
       if (round >= 3) rounds[i].push_back(times);
     }
   }
@@ -271,7 +273,7 @@ absl::Status Measure(const std::vector<Figure>& figures) {
   return absl::OkStatus();
 }
 
-// What callgrind collects, and after what it writes that down; see
+// callgrind collects in this function, and writes the result after it; see
 // benchmarks/host_instructions. It does not do both for one function.
 __attribute__((noinline)) absl::Status Collected(const Body& body) {
   absl::Status status = body();

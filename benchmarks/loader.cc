@@ -1,21 +1,21 @@
-// What a DataLoader costs:
+// Measures what a DataLoader costs:
 //
 //   bazel-bin/benchmarks/loader --mib 1024 --rounds 31
 //     [--only step]
 //
 //   tokens   batches of a mapped file of 16-bit tokens as int64, in a random
-//            order, asked for as fast as they come: against a plain loop of one
-//            thread over the mapping that reads the same samples in the same
-//            order and makes nothing of them, the sum of their 64-bit words. By
-//            the number of workers; 0 is Fetch in Next
+//            order, requested as fast as they come, against a plain loop: one
+//            thread reads the same samples from the mapping in the same order
+//            and adds up their 64-bit words. By the number of workers; 0 is
+//            Fetch in Next
 //   step     forward, backward and update of a small GPT (plain libtorch, one
-//            thread) on such batches: what part of a step it waits for data
+//            thread) on such batches: the fraction of a step that waits for
+//            data
 //
-// Rounds of the plain loop and of each loader are interleaved; the ratio is
-// that of the loader's rate to the plain loop's, of two rounds beside each
-// other. Printed is a line of JSON for each: medians over rounds, and the
-// interval from the least to the largest. The file is made in TMPDIR and
-// removed again.
+// Rounds of the plain loop and of each loader are interleaved; a ratio is that
+// of the loader's rate to the plain loop's in adjacent rounds. It prints a line
+// of JSON for each: medians over rounds, and the interval from the minimum to
+// the maximum. The file is made in TMPDIR and removed again.
 #include <time.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -71,7 +71,7 @@ absl::Status CheckFlags(const std::vector<char*>& words) {
 
 // ---- the tokens
 
-// A mapped file of random tokens, gone with it.
+// A mapped file of random tokens, removed with the object.
 class Tokens {
  public:
   static absl::StatusOr<Tokens> Make(int64_t bytes) {
@@ -105,7 +105,7 @@ class Tokens {
   }
 
   const TokenCorpus& corpus() const { return *corpus_; }
-  // The sum of the 64-bit words of a sample.
+  // Returns the sum of the 64-bit words of a sample.
   uint64_t Sum(int64_t index, int64_t seq) const {
     const auto* const words = reinterpret_cast<const uint64_t*>(
         corpus_->files()[0].bytes().data() + index * seq * 2);
@@ -158,9 +158,9 @@ absl::StatusOr<std::unique_ptr<DataLoader>> MakeLoader(const Tokens& tokens,
 
 using Body = std::function<absl::Status()>;  // a round
 
-// By the clock on the wall, and of all threads of the process on processors: on
-// a machine that others use too, the second means more; what threads do at the
-// same time is in the first.
+// Times are those of the wall clock and those of all the process's threads on
+// processors. On a shared machine the second means more; the first counts what
+// threads do at the same time once.
 struct Times {
   double wall = 0, cpu = 0;  // seconds
 };
@@ -196,7 +196,7 @@ absl::StatusOr<Body> PlainLoop(const Tokens& tokens) {
         sum += tokens.Sum(sample.index, seq);
       }
     }
-    // It is wanted.
+    // This makes the compiler keep the sum.
     asm volatile("" : : "r"(sum) : "memory");
     return absl::OkStatus();
   });
@@ -254,7 +254,7 @@ absl::Status MeasureRate(const Tokens& tokens) {
       TESSERA_ASSIGN_OR_RETURN(const Times before, TimesOf(plain));
       TESSERA_ASSIGN_OR_RETURN(const Times loader, TimesOf(loaders[i]));
       TESSERA_ASSIGN_OR_RETURN(const Times after, TimesOf(plain));
-      if (round < 0) continue;  // the first ones touch memory
+      if (round < 0) continue;  // the first rounds touch memory
       rounds[i].Add({(before.wall + after.wall) / 2,  //
                      (before.cpu + after.cpu) / 2},
                     loader);
@@ -264,7 +264,7 @@ absl::Status MeasureRate(const Tokens& tokens) {
   return absl::OkStatus();
 }
 
-// A step takes some tens of milliseconds: shorter ones wait more easily.
+// A step takes some tens of milliseconds; shorter steps would wait more easily.
 absl::Status MeasureStep(const Tokens& tokens, int workers) {
   constexpr int64_t kBatch = 8, kWarmUp = 5;
   PeerGptOptions shape;

@@ -1,9 +1,10 @@
-// What monitors and progress take of a step, on a GPT of the demo's size:
+// Measures what monitors and progress add to a step, on a GPT of the demo's
+// size:
 //
 //   bazel run //benchmarks:monitors -- --world 2 --rounds 60 --folder /tmp/out
 //
 //   plain     steps of an engine with nothing enabled
-//   watched   the same with tensorboard, csv_monitor, jsonl_monitor and
+//   watched   such steps with tensorboard, csv_monitor, jsonl_monitor and
 //             steps_per_print 10, and a ProgressBar that is shown each step
 //   ratio     of a pair of steps, watched / plain: by the clock (wall), from a
 //             barrier to the next, and by the processor time of all ranks
@@ -43,7 +44,7 @@ ABSL_FLAG(std::string, folder, "", "Where the monitors write.");
 namespace tessera {
 namespace {
 
-// Of all threads of this process.
+// Returns the processor time of all threads of this process.
 double CpuMs() {
   timespec time;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -103,7 +104,7 @@ class Training {
     return absl::OkStatus();
   }
 
-  // One step, from a barrier to the next; it is measured if `round` > 0.
+  // Makes one step, from a barrier to the next; it is measured if `round` > 0.
   absl::Status Step(Communicator& comm, int round) {
     TESSERA_RETURN_IF_ERROR(comm.Barrier("begin"));
     const absl::Duration begin = MonotonicNow();
@@ -160,7 +161,7 @@ absl::Status Run(int argc, char** argv) {
     return absl::InvalidArgumentError("--folder: expected one to write to");
   }
   Communicator& comm = *world->communicator();
-  // To a file, as a job's log is.
+  // It writes to a file, as a job's log is.
   FILE* const out = world->rank() == 0 ? std::fopen("/dev/null", "w") : nullptr;
   Training plain, watched;
   TESSERA_RETURN_IF_ERROR(plain.Make(/*watched=*/false, nullptr));

@@ -1,17 +1,17 @@
-// What a step of Muon takes beyond the same step of AdamW, against the matrix
-// products that it cannot do without:
+// Measures what a step of Muon takes beyond the same step of AdamW, against the
+// matrix products that it cannot do without:
 //
 //   bazel run //benchmarks:muon -- --world 2 --rounds 15
 //
 //   step      of an engine of some GPT-like blocks, from a barrier to the next,
-//             behind a backward that is not measured
+//             after a backward that is not measured
 //   products  optim/matrix's Orthogonal of all of the step's matrices, one
 //             after the other, by rank 0 alone in one thread
 //   ratio     (step of Muon - step of AdamW) / (products / W): 1 if the rest of
 //             the work, and what is sent, cost nothing and the matrices were
-//             dealt out evenly
-//   cpu_ratio the same of processor time, that of all ranks: without what is
-//             waited for; steadier on a machine that others use
+//             distributed evenly
+//   cpu_ratio the ratio of the processor times of all ranks, which excludes
+//             waits; steadier on a machine that others use
 //
 // Rounds of all are interleaved, in another order each time. Prints for each
 // method one line of JSON: medians in ms, and the rounds' ratios with their
@@ -57,7 +57,7 @@ struct Contestant {
   std::vector<double> ms = {}, cpu_ms = {};  // each round's; all ranks' cpu
 };
 
-// Of all threads of this process.
+// Returns the processor time of all threads of this process.
 double CpuMs() {
   timespec time;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -103,7 +103,7 @@ absl::StatusOr<Contestant> StepOf(const std::string& optimizer,
                     }};
 }
 
-// As the step has them: optim/directed_step.cc.
+// Computes the products as the step does: optim/directed_step.cc.
 Contestant ProductsOf(const std::string& method, bool mine) {
   NewtonSchulzOptions options;
   options.gram = method == "gram";

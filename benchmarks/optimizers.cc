@@ -1,20 +1,19 @@
-// Steps of optimizers over one range of float32 masters in memory: ours, by
-// instruction set and by what gradients and states are kept in, libtorch's
-// fused kernels where there are some, and STREAM's triad, on the same buffers,
-// round by round in turn, in another order each time: what one leaves in the
-// caches is the next one's to write back.
+// Measures steps of optimizers over one range of float32 masters in memory:
+// ours, by instruction set and by what gradients and states are kept in,
+// libtorch's fused kernels where there are some, and STREAM's triad. All run on
+// the same buffers, round by round in turn, in another order each time, since
+// each one has to write back what the one before left in the caches.
 //
 //   bazel run //benchmarks:optimizers -- --numel=67108864 --threads=2
 //   --rounds=15
 //
-// A step moves the bytes that are printed with it: of float32 AdamW 28 a
+// A step moves the bytes that are printed with it: for float32 AdamW 28 per
 // parameter, the gradient read, three others read and written. "+passes" reads
 // a bfloat16 gradient and writes a bfloat16 working copy in passes of their
-// own, as
-// "_bf16" does in one. The triad is counted as STREAM does, 12 bytes, and with
-// what the processor reads before it writes, 16.
+// own, as "_bf16" does in one. The triad is counted as STREAM does, 12 bytes,
+// and with what the processor reads before it writes, 16.
 //
-// With --disk=FOLDER a file there is read and written beside all of it, as by
+// With --disk=FOLDER a file there is read and written in the background, as by
 // an update whose states stream through a disk.
 //
 // Prints a table and one JSON line: medians; ratios of a round's times, their
@@ -111,11 +110,11 @@ struct Buffers {
   at::Tensor narrow_states[2], block_states[2];
 };
 
-// Read and written, an element.
+// Returns the bytes read and written per element.
 double BytesOfStep(const OptimizerOptions& options, NumberType states) {
   const int count = StatesOf(FormulaOf(options)).count;
   const double state = static_cast<double>(BytesOf(states, 64)) / 64;
-  // A gradient of 4 bytes, or of 2 and a working copy of 2.
+  // This is a gradient of 4 bytes, or one of 2 and a working copy of 2.
   return 8 + 2 * count * state + 4;
 }
 
@@ -125,10 +124,11 @@ double Median(std::vector<double> values) {
   return (values[(n - 1) / 2] + values[n / 2]) / 2;
 }
 
-// The rank, from 0, from which and to which (from the other end) the median of
-// the distribution lies between with at least 95 %.
+// Returns the rank, from 0, of the lower end of the interval that contains the
+// distribution's median with at least 95 %; the upper end has the same rank
+// from the other end.
 size_t IntervalRank(size_t n) {
-  double below = 0;  // of a binomial distribution of n and 1/2
+  double below = 0;  // of a binomial distribution with n and 1/2
   for (size_t k = 0; k < n / 2; ++k) {
     const double log_ways = std::lgamma(n + 1.0) - std::lgamma(k + 1.0) -
                             std::lgamma(static_cast<double>(n - k) + 1);
@@ -138,7 +138,8 @@ size_t IntervalRank(size_t n) {
   return 0;
 }
 
-// Bytes of `ours` per second over those of `other`, in each round.
+// Returns the ratio of the bytes per second of `ours` to those of `other` in
+// the rounds.
 std::string Ratio(const Contestant& ours, const Contestant& other,
                   double other_bytes) {
   std::vector<double> ratios;
@@ -186,7 +187,7 @@ class Contest {
     all_.push_back(
         {name, BytesOfStep(options, states), [=](int64_t step) {
            const auto c = CoefficientsOf(options, step, 1, SeedOf(0, step));
-           // In blocks of 64 elements.
+           // Ranges are in blocks of 64 elements.
            workers->Run(range.numel / 64, [&](int64_t from, int64_t to) {
              StepElements(formula, Part(range, from * 64, to * 64), c, isa);
            });
@@ -286,7 +287,7 @@ void Print(const std::vector<Contestant>& all, int64_t numel, int threads) {
     of_triad.push_back(
         absl::StrFormat("\"%s\": %s", c.name, Ratio(c, all.back(), 16)));
     if (&c == &all[0]) continue;
-    // Of equal bytes the times alone count.
+    // With equal bytes only the times matter.
     Contestant first = all[0], other = c;
     first.bytes = 1;
     times.push_back(

@@ -1,6 +1,6 @@
-// The kernels of steps and the triad as C functions, for programs that measure
-// them beside others in one process (optimizers_peer.py). No libtorch: theirs
-// is loaded.
+// Exports the kernels of steps and the triad as C functions, for programs that
+// measure them beside others in one process (optimizers_peer.py). It does not
+// link libtorch, since the program loads its own.
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -13,7 +13,8 @@
 namespace tessera {
 namespace {
 
-// Of the last call that asked for another number. Calls come from one thread.
+// Returns workers, made anew when `threads` changes. Calls come from one
+// thread.
 Workers& WorkersOf(int threads) {
   static std::unique_ptr<Workers> workers;
   if (workers == nullptr || workers->count() != threads) {
@@ -40,8 +41,8 @@ bool Find(std::string_view name, Algorithm* algorithm) {
 
 extern "C" {
 
-// [numel] each; `states`: as many as the formula has, in its order. Returns 1
-// of a name that is not known.
+// Arrays are [numel] each; `states` has as many as the formula, in its order.
+// Returns 1 for an unknown name.
 int tessera_step(const char* name, float* master, float* const* states,
                  const float* gradient, int64_t numel, double lr, double beta1,
                  double beta2, double momentum, double eps, double weight_decay,

@@ -1,5 +1,6 @@
-// The GPT of the programs that run other engines on the same work: the same
-// modules in the same order, so that one seed gives one set of weights.
+// PeerGpt is the GPT of the programs that run other engines on the same work:
+// the same modules in the same order, so that one seed gives one set of
+// weights.
 #ifndef BENCHMARKS_PEER_GPT_H_
 #define BENCHMARKS_PEER_GPT_H_
 
@@ -29,7 +30,7 @@ struct PeerBlock : torch::nn::Module {
         f1(register_module("f1", torch::nn::Linear(dim, 4 * dim))),
         f2(register_module("f2", torch::nn::Linear(4 * dim, dim))) {}
 
-  // [batch, length, dim] to the same.
+  // Maps [batch, length, dim] to the same shape.
   at::Tensor forward(const at::Tensor& input) {
     const int64_t batch = input.size(0), length = input.size(1),
                   dim = input.size(2);
@@ -47,8 +48,9 @@ struct PeerBlock : torch::nn::Module {
     return x + Apply(f2, at::gelu(Apply(f1, n2(x))));
   }
 
-  // As Python's nn.Linear. That of libtorch's C++ adds the bias to the product
-  // of a batch of sequences in a pass of its own, and rounds twice.
+  // Computes what Python's nn.Linear does. libtorch's C++ Linear adds the bias
+  // of a batch of sequences to the product in a pass of its own, and rounds
+  // twice.
   static at::Tensor Apply(const torch::nn::Linear& linear,
                           const at::Tensor& input) {
     return at::linear(input, linear->weight, linear->bias);
@@ -82,7 +84,8 @@ struct PeerGpt : torch::nn::Module {
                                       .bias(false)));
   }
 
-  // Inputs and targets: [batch, length], int64. A scalar, float32.
+  // Takes inputs and targets of [batch, length], int64. Returns a float32
+  // scalar.
   at::Tensor Loss(const at::Tensor& inputs, const at::Tensor& targets) {
     at::Tensor h = te(inputs) + pe->weight.slice(0, 0, inputs.size(1));
     for (const auto& block : *b) h = block->as<PeerBlock>()->forward(h);

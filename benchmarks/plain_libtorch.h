@@ -1,4 +1,4 @@
-// Training by libtorch alone, with which ours is compared.
+// Trains with libtorch alone, for comparison with ours.
 #ifndef BENCHMARKS_PLAIN_LIBTORCH_H_
 #define BENCHMARKS_PLAIN_LIBTORCH_H_
 
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// torch.optim.AdamW(fused=True) and its zero_grad(set_to_none=True).
+// PlainAdamW is torch.optim.AdamW(fused=True) with zero_grad(set_to_none=True).
 class PlainAdamW {
  public:
   PlainAdamW(std::vector<at::Tensor> parameters, double lr, double weight_decay)
@@ -25,7 +25,7 @@ class PlainAdamW {
 
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
 
-  // With the parameters' gradients, which it frees.
+  // Steps with the parameters' gradients and frees them.
   void Step() {
     torch::NoGradGuard no_grad;
     std::vector<at::Tensor> gradients;

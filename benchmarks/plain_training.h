@@ -1,4 +1,4 @@
-// What benchmarks/host_cost trains, and how plain libtorch does it.
+// Defines what benchmarks/host_cost trains, and trains it with plain libtorch.
 #ifndef BENCHMARKS_PLAIN_TRAINING_H_
 #define BENCHMARKS_PLAIN_TRAINING_H_
 
@@ -58,7 +58,7 @@ struct Blocks : torch::nn::Module {
   at::Tensor input;
 };
 
-// Plain libtorch's training of them.
+// Trains Blocks with plain libtorch.
 class PlainTraining {
  public:
   explicit PlainTraining(std::shared_ptr<Blocks> model)

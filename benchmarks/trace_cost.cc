@@ -1,12 +1,13 @@
-// What a trace costs: steps with a recording and without, in turns, in one run:
+// Measures what a trace costs: steps with a recording and without, in turns, in
+// one run:
 //
 //   bazel-bin/benchmarks/trace_cost --world=2 --rounds 41 --layers 6 --dim 256
 //
 // Every round makes a step without a recording and one with it, in an order
-// that changes from round to round; ranks begin each together. Printed is one
-// line of JSON, of rank 0: medians of both in ms, the median of the rounds'
-// ratios with its quartiles, the spans of a step, and what a scope costs while
-// nothing is recorded, in ns.
+// that changes from round to round; ranks begin each together. Rank 0 prints
+// one line of JSON: medians of both in ms, the median of the rounds' ratios
+// with its quartiles, the spans of a step, and what a scope costs while nothing
+// is recorded, in ns.
 #include <torch/torch.h>
 
 #include <algorithm>

@@ -1,14 +1,14 @@
-// Trains the peers' GPT on the peers' batches (peer_gpt.h), and says how long a
-// step takes, in one line of JSON.
+// Trains the peers' GPT on the peers' batches (peer_gpt.h), and prints how long
+// a step takes, in one line of JSON.
 //
 //   train --world 2 --data kjv.txt --stage 3
 //   train --world 2 --data kjv.txt --engine none     without communication
 //
-// With --turns it takes turns with other programs (benchmarks/turns.h); a
-// turn's line is its number of steps.
+// With --turns it takes turns with other programs (benchmarks/turns.h); the
+// line that begins a turn is its number of steps.
 //
-// The public API alone (and comm/launch/job.h, to read the flags), with the
-// default configuration except what the flags say.
+// It uses the public API alone (and comm/launch/job.h, to read the flags), with
+// the default configuration except for the flags.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -89,7 +89,7 @@ struct Batch {
   at::Tensor inputs, targets;
 };
 
-// The peers' generator gives the peers' indices.
+// Uses the peers' generator, which gives the peers' indices.
 Batch BatchOf(const MappedFile& corpus, int step, int rank, at::Device device) {
   const int64_t seq = absl::GetFlag(FLAGS_seq);
   const int64_t rows = absl::GetFlag(FLAGS_micro_batch);
@@ -108,15 +108,15 @@ Batch BatchOf(const MappedFile& corpus, int step, int rank, at::Device device) {
           samples.slice(1, 1, seq + 1).to(device)};
 }
 
-// One way of training.
+// Trainer is one way of training.
 class Trainer {
  public:
   virtual ~Trainer() = default;
   // Returns the loss.
   virtual absl::StatusOr<double> Step(const Batch& batch) = 0;
-  // Engine::DescribeUnits.
+  // Returns Engine::DescribeUnits.
   virtual std::vector<std::string> Units() const { return {}; }
-  // Of the last step; none alone.
+  // Returns that of the last step; empty for plain libtorch.
   virtual StepMemoryReport Memory() const { return {}; }
 };
 
@@ -180,8 +180,8 @@ class Sharded : public Trainer {
     TESSERA_RETURN_IF_ERROR(engine_->Backward(loss));
     TESSERA_RETURN_IF_ERROR(engine_->Step());
     const double value = loss.item<double>();
-    // Settles, as the next Backward would, within the step's time: Memory()
-    // comes after it.
+    // This completes the step, as the next Backward would, within the step's
+    // time: Memory() comes after it.
     (void)engine_->last_step();
     return value;
   }
@@ -197,7 +197,8 @@ class Sharded : public Trainer {
   std::unique_ptr<Engine> engine_;
 };
 
-// Plain libtorch, as the peers' "single"; autocast for bf16.
+// Trains with plain libtorch, as the peers' "single" does; with autocast for
+// bf16.
 class Alone : public Trainer {
  public:
   Alone(std::shared_ptr<PeerGpt> model, at::Device device)
@@ -245,7 +246,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> MakeTrainer(
       std::make_unique<Alone>(std::move(model), device));
 }
 
-// Steps `begin` to `end` of the training.
+// Runs steps `begin` to `end` of the training.
 absl::Status Train(int rank, const MappedFile& corpus, at::Device device,
                    int begin, int end, Trainer& trainer, Figures* figures,
                    Peaks* peaks) {
@@ -296,7 +297,7 @@ void PrintAll(const World& world, at::Device device, int64_t parameters,
       }));
 }
 
-// `words`: what is left of the command line.
+// `words` is what is left of the command line.
 absl::Status CheckFlags(const std::vector<char*>& words) {
   TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
   constexpr int64_t kMost = 1 << 20;  // beyond it sizes would overflow

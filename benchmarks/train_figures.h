@@ -1,4 +1,4 @@
-// What benchmarks/train.cc measures, as JSON.
+// Prints what benchmarks/train.cc measures as JSON.
 #ifndef BENCHMARKS_TRAIN_FIGURES_H_
 #define BENCHMARKS_TRAIN_FIGURES_H_
 
@@ -23,8 +23,8 @@ struct Figures {
   std::vector<double> losses;
 };
 
-// "1.5, 2.25": a loss comes back from it as the same bits. Python reads what is
-// not finite, too.
+// Returns "1.5, 2.25". Reading a loss back gives the same bits. Python reads
+// values that are not finite, too.
 inline std::string Listed(const std::vector<double>& values) {
   return absl::StrJoin(values, ", ", [](std::string* out, double value) {
     if (std::isfinite(value)) {
@@ -44,7 +44,7 @@ inline void PrintTurn(const Figures& figures) {
   std::fflush(stdout);
 }
 
-// The peaks of the steps since Restart, or of all.
+// The peaks of the steps since Restart, or of all steps.
 class Peaks {
  public:
   explicit Peaks(at::Device device) : device_(device) {}
@@ -53,14 +53,15 @@ class Peaks {
     step_ = {};
     if (!device_.is_cpu()) Allocator()->resetPeakStats(device_.index());
   }
-  // After each step; an engine asks for a device's peak, and resets it, then.
+  // Records a step; call it after each one. An engine reads and resets a
+  // device's peak then.
   void StepDone(const StepMemoryReport& step) {
     if (step.peak_bytes > step_.peak_bytes) step_ = step;
   }
 
-  // Of the step that held most: what forwards left, when they ended and at the
-  // peak, what was computed for backward then, and what the device's ledger
-  // had.
+  // Describes the step that held most: the activations that forwards left, when
+  // they ended and at the peak, what was computed for backward then, and what
+  // the device's ledger held.
   std::string ActivationsText() const {
     int64_t after_forward = 0;
     for (const auto& unit : step_.activations) after_forward += unit.bytes;
@@ -74,14 +75,14 @@ class Peaks {
         step_.peak_bytes, ledger);
   }
 
-  // Of libtorch's allocator for the device, the whole process: the most that
-  // was allocated, and what is held for it now; null on the CPU.
+  // Describes libtorch's allocator for the device, over the whole process: the
+  // most that was allocated, and what is reserved now; null on the CPU.
   std::string DeviceText() const {
     if (device_.is_cpu()) return "null";
     const auto stats = Allocator()->getDeviceStats(device_.index());
     constexpr auto kAll =
         static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-    // The allocator's alone where no engine resets it.
+    // This is the allocator's peak alone where no engine resets it.
     return absl::StrFormat(
         R"({"allocated_peak": %d, "reserved": %d})",
         std::max(step_.peak_bytes, stats.allocated_bytes[kAll].peak),

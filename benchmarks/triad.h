@@ -1,4 +1,5 @@
-// STREAM's triad, a[i] = b[i] + s * c[i]: what the memory gives a plain loop.
+// STREAM's triad, a[i] = b[i] + s * c[i], shows what the memory gives a plain
+// loop.
 #ifndef BENCHMARKS_TRIAD_H_
 #define BENCHMARKS_TRIAD_H_
 
@@ -6,8 +7,8 @@
 
 namespace tessera {
 
-// Three transfers an element by the program, 12 bytes; four, 16 bytes, with
-// the lines of `a` that the processor reads before it writes them.
+// An element takes three transfers of the program, 12 bytes; four, 16 bytes,
+// with the lines of `a` that the processor reads before it writes them.
 inline void Triad(float* a, const float* b, const float* c, float s,
                   int64_t numel) {
 #pragma clang loop vectorize(assume_safety)

@@ -1,7 +1,7 @@
-// What programs need that take turns with others (benchmarks/peers): every rank
-// is started by itself, prints a line of JSON when libtorch is loaded, then
-// reads lines from its standard input, one to begin and one for each turn, and
-// prints a line after each.
+// Helps programs that take turns with others (benchmarks/peers). Every rank is
+// started by itself, prints a line of JSON when libtorch is loaded, then reads
+// lines from its standard input, one to begin and one for each turn, and prints
+// a line after each.
 #ifndef BENCHMARKS_TURNS_H_
 #define BENCHMARKS_TURNS_H_
 
@@ -22,9 +22,9 @@
 
 namespace tessera {
 
-// Reads the flags, before Init needs the one of the backend, and returns what
-// absl has left over. absl does not know Init's flags, so it gets a copy
-// without them; Init finds them in argv. `turns`: the program's flag of that
+// Reads the flags, before Init needs that of the backend, and returns the words
+// that absl has left over. absl does not know Init's flags, so it gets a copy
+// without them; Init finds them in argv. `turns` is the program's flag of that
 // name.
 inline absl::StatusOr<std::vector<char*>> ReadRankFlags(
     int argc, char** argv, const absl::Flag<bool>& turns) {
@@ -40,14 +40,14 @@ inline absl::StatusOr<std::vector<char*>> ReadRankFlags(
   return words;
 }
 
-// The next line of standard input; absent at its end.
+// Returns the next line of standard input; nullopt at its end.
 inline std::optional<std::string> NextLine() {
   std::string line;
   if (!std::getline(std::cin, line)) return std::nullopt;
   return line;
 }
 
-// The number in the next line of standard input; absent at its end.
+// Returns the number in the next line of standard input; nullopt at its end.
 inline absl::StatusOr<std::optional<int>> NextTurn() {
   const std::optional<std::string> line = NextLine();
   if (!line.has_value()) return std::nullopt;

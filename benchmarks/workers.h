@@ -1,5 +1,5 @@
-// Workers: threads that wait for parts of a range, for programs that measure a
-// loop in as many threads as they are told.
+// Workers are threads that wait for parts of a range, for programs that measure
+// a loop in a given number of threads.
 #ifndef BENCHMARKS_WORKERS_H_
 #define BENCHMARKS_WORKERS_H_
 

@@ -174,7 +174,7 @@ def ldd(context):
     programs = sorted(glob.glob(os.path.join(HERE, 'bin', '*')))
     for program in programs:
         said = context.run(RUN, 'ldd', program)
-        # A missing version is told of by the program's path.
+        # The message of a missing version begins with the path of the program.
         missing.update({line.replace(program + ': ', '').strip()
                         for line in said.splitlines() if 'not found' in line})
     if missing:

@@ -14,8 +14,8 @@
 namespace tessera {
 namespace {
 
-// As many as the rank computes with: the system reads ahead of each thread, and
-// the fewer they are the longer are the runs that the disk reads.
+// Uses as many threads as the rank computes with: the system reads ahead of
+// each thread, and fewer threads mean longer runs of reads on the disk.
 int NumReadThreads() {
   constexpr int kMost = 4;
   return std::clamp(at::get_num_threads(), 1, kMost);
@@ -35,8 +35,8 @@ absl::StatusOr<CheckpointReader> OpenCheckpoint(const std::string& dir,
         reader = CheckpointReader::Open(dir, FileSystem::Real());
         return reader.status();
       }));
-  // It may have several paths; and of one that is replaced meanwhile some ranks
-  // may have found the next.
+  // The ids are compared, since a checkpoint may have several paths, and if it
+  // is being replaced some ranks may have found the next one.
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> ids,
       comm->AllGatherStrings(absl::StrFormat("%x", reader->manifest().id()),

@@ -1,6 +1,6 @@
-// Reading checkpoints of all ranks: each reads any part of what any has written
-// (format: docs/checkpoint_format.md; one rank's side of it is
-// checkpoint/format). They are written by checkpoint/save/pending_save.h.
+// Reads checkpoints on all ranks; each rank reads any part of what any rank has
+// written. The format is in docs/checkpoint_format.md, one rank's side of it in
+// checkpoint/format. checkpoint/save/pending_save.h writes checkpoints.
 #ifndef CHECKPOINT_CHECKPOINT_H_
 #define CHECKPOINT_CHECKPOINT_H_
 
@@ -18,34 +18,35 @@
 namespace tessera {
 
 struct ReadOptions {
-  // The folder is each host's own (checkpoint/local_folders.h).
+  // Whether each host has a folder of its own (checkpoint/local_folders.h).
   bool node_local = false;
-  // By which what other hosts have is sent.
+  // The device through which data of other hosts is sent.
   at::Device device = at::kCPU;
 };
 
-// The checkpoint in `dir`, the same one on all ranks. NotFound, DataLoss,
-// FailedPrecondition (another format), Aborted (replaced meanwhile), and
-// InvalidArgument where ranks name different ones. COLLECTIVE, blocking.
+// Opens the checkpoint in `dir`, the same one on all ranks. Returns NotFound,
+// DataLoss, FailedPrecondition (another format), Aborted (replaced meanwhile),
+// and InvalidArgument where ranks name different ones. COLLECTIVE, blocking.
 absl::StatusOr<CheckpointReader> OpenCheckpoint(const std::string& dir,
                                                 const ReadOptions& options,
                                                 Communicator* comm);
 
-// Reads what each rank wants, and the values of its own of rank `rank() modulo
-// the number of ranks that saved`. After an error, of any rank, nothing of it
-// counts. COLLECTIVE, blocking.
+// Reads the elements that each rank wants, and the values that rank `rank()
+// modulo the number of ranks that saved` has stored for itself. After an error
+// on any rank the result is invalid on all. COLLECTIVE, blocking.
 absl::Status ReadCheckpoint(CheckpointReader* reader,
                             absl::Span<const WantedElements> wanted,
                             const ReadOptions& options, Communicator* comm,
                             std::vector<proto::CheckpointValue>* values);
-// Once more, and to its place, what ReadCheckpoint has only verified. After an
+// Reads again, into its place, what ReadCheckpoint has only verified. After an
 // error some of it is there. LOCAL, blocking.
 absl::Status ReadVerified(CheckpointReader* reader,
                           absl::Span<const WantedElements> wanted);
 
-// "F32"; "" where checkpoints have no such dtype (complex numbers are pairs).
+// Returns "F32" and so on; "" where checkpoints have no such dtype (complex
+// numbers are pairs).
 std::string CheckpointDtype(at::ScalarType dtype);
-// Undefined where libtorch has none such.
+// Returns the dtype of that name; Undefined where libtorch has none.
 at::ScalarType DtypeOfCheckpoint(const std::string& dtype);
 
 }  // namespace tessera

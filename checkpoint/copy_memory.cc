@@ -17,8 +17,9 @@ constexpr int64_t kHugePage = 2 << 20;
 
 constexpr char kWhat[] = "a copy of the state";
 
-// Where a process has as many mappings as it may, the kernel does not cut one
-// in two (neighbours are one to it); it takes the pages then.
+// Unmaps the memory. Where a process has its maximum of mappings, the kernel
+// cannot cut one in two (adjacent mappings are one to it); then this gives back
+// the pages only.
 void GiveBack(char* data, int64_t bytes) {
   const auto length = static_cast<size_t>(bytes);
   if (length == 0 || munmap(data, length) == 0) return;

@@ -1,15 +1,16 @@
-// CopyMemory: memory that is filled at once and given back from its beginning
-// on, as what was copied gets written. From the kernel and back to it: nothing
-// is kept with the process, and no other process maps it.
+// CopyMemory is memory that is filled at once and given back from its beginning
+// on, as what was copied gets written. It comes from the kernel and returns
+// there: the process keeps nothing, and no other process maps it.
 //
 //   [ given back ..... | still there ......... ]
 //                      FreeUpTo
 //
-// All of it is going to be touched, so the kernel is asked for huge pages: a
-// page costs it more than the copy of one. Where its memory is full of files it
-// may look for them long; who fills it as files are read asks for small ones.
+// All of it is going to be touched, so it asks the kernel for huge pages: a
+// small page costs the kernel more than the copy of one. Where memory is full
+// of cached files the kernel may search long for huge pages; a caller that
+// fills it while files are read asks for small ones.
 //
-// Threads: outside order.
+// Threads: the caller serializes the calls.
 #ifndef CHECKPOINT_COPY_MEMORY_H_
 #define CHECKPOINT_COPY_MEMORY_H_
 
@@ -23,7 +24,8 @@ namespace tessera {
 class CopyMemory {
  public:
   enum class Pages { kHuge, kSmall };
-  // The ledger counts it as kOther. ResourceExhausted. 0 bytes: empty.
+  // Allocates `bytes`; 0 gives an empty one. The ledger counts it as kOther.
+  // Returns ResourceExhausted.
   static absl::StatusOr<CopyMemory> Allocate(int64_t bytes,
                                              Pages pages = Pages::kHuge);
   CopyMemory() = default;
@@ -31,10 +33,11 @@ class CopyMemory {
   CopyMemory& operator=(CopyMemory&& other) noexcept;
   ~CopyMemory() { FreeUpTo(bytes_); }
 
-  // Of the first byte, whether it is still there or not.
+  // Returns the address of the first byte, whether it is still there or not.
   char* data() const { return data_; }
-  // Nobody reads bytes before `end` any more. The ledger counts at once; the
-  // kernel gets whole huge pages, and the last one at the end.
+  // Frees the bytes before `end`, which nobody reads any more. The ledger
+  // counts at once; the kernel gets whole huge pages, and the last one at the
+  // end.
   void FreeUpTo(int64_t end);
 
  private:
@@ -42,8 +45,8 @@ class CopyMemory {
 
   char* data_ = nullptr;
   int64_t bytes_ = 0;
-  int64_t freed_ = 0;     // of the ledger's
-  int64_t unmapped_ = 0;  // of the mapping
+  int64_t freed_ = 0;     // bytes subtracted from the ledger
+  int64_t unmapped_ = 0;  // bytes of the mapping
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// What safetensors and checkpoints call libtorch's dtypes.
+// Maps libtorch's dtypes to their names in safetensors and checkpoints.
 #ifndef CHECKPOINT_DTYPE_NAMES_H_
 #define CHECKPOINT_DTYPE_NAMES_H_
 
@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-// "F32"; "" where safetensors have no such dtype.
+// Returns "F32" and so on; "" where safetensors have no such dtype.
 std::string NameOfDtype(at::ScalarType dtype);
-// Undefined where libtorch has no such dtype.
+// Returns the dtype of that name; Undefined where libtorch has none.
 at::ScalarType DtypeNamed(absl::string_view name);
 
 }  // namespace tessera

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kChunkBytes = 8 << 20;
 
-// One bit for each of `count`.
+// Returns one bit for each of `count`.
 std::string Pack(int count, const std::function<bool(int)>& is_set) {
   std::string bits(static_cast<size_t>(count + 7) / 8, '\0');
   for (int i = 0; i < count; ++i) {
@@ -38,12 +38,13 @@ bool IsSet(const std::string& bits, int i) {
 
 absl::StatusOr<std::string> IdentityOf(const Folder& folder) {
   TESSERA_ASSIGN_OR_RETURN(const std::string inode, folder.Identity());
-  // Numbers of devices are the same on hosts that are alike.
+  // Device numbers may be the same on identically built hosts, so the host's id
+  // is in it.
   return absl::StrCat(HostId(), " ", inode);
 }
 
-// `bytes` of rank `root` become all ranks'. Where `read` or `write` fail a rank
-// still takes part, and its error comes back.
+// Sends `bytes` of rank `root` to all ranks. A rank where `read` or `write`
+// fails still takes part, and its error is returned.
 absl::Status SendAll(
     int64_t bytes, int root, at::Device device, Communicator* comm,
     const std::function<absl::Status(int64_t at, char* to, int64_t n)>& read,
@@ -81,7 +82,8 @@ Seen Parse(const std::string& text) {
   return seen;
 }
 
-// The first rank that has a checkpoint, if those that have one have the same.
+// Returns the first rank that has a checkpoint, if all that have one have the
+// same.
 absl::StatusOr<int> Owner(const std::vector<Seen>& all,
                           const std::string& dir) {
   int owner = -1;
@@ -175,7 +177,7 @@ absl::StatusOr<CheckpointReader> OpenLocalCheckpoint(const std::string& dir,
 
 namespace {
 
-// Which data files each leader has.
+// Records which data files each leader has.
 struct Holdings {
   std::vector<int> leaders;
   std::vector<std::string> has;
@@ -184,7 +186,7 @@ struct Holdings {
     return IsSet(has[static_cast<size_t>(leaders[static_cast<size_t>(rank)])],
                  f);
   }
-  // Of files that are there, and cannot be opened.
+  // Describes files that are there but cannot be opened.
   std::string WhyUnusable(int num_files) const {
     std::string why;
     const size_t bits = Pack(num_files, [](int) { return false; }).size();
@@ -194,7 +196,7 @@ struct Holdings {
     }
     return why;
   }
-  // The lowest leader that has it; -1: none.
+  // Returns the lowest leader that has it; -1: none.
   int OwnerOf(int f) const {
     for (int r = 0; r < static_cast<int>(leaders.size()); ++r) {
       if (HasFile(r, f)) return leaders[static_cast<size_t>(r)];
@@ -222,7 +224,7 @@ absl::StatusOr<Holdings> FindHoldings(const CheckpointReader& reader,
           if (!absl::IsNotFound(file.status())) unusable.Update(file.status());
           return file.ok() && file->bytes() == manifest.files(f).bytes();
         });
-        // Behind the bits: why it lacks one that is there.
+        // The bits are followed by why the leader lacks a file that is there.
         if (!unusable.ok()) absl::StrAppend(&has, unusable.ToString());
         return absl::OkStatus();
       }));
@@ -235,11 +237,11 @@ absl::StatusOr<Holdings> FindHoldings(const CheckpointReader& reader,
 // What is sent to all: a data file, or a part of it.
 struct Transfer {
   int file = 0;         // the rank that wrote it
-  int owner = 0;        // that sends it
-  bool wanted = false;  // by this rank
+  int owner = 0;        // the rank that sends it
+  bool wanted = false;  // whether this rank wants it
 };
 
-// Of what some rank needs. `needs`: of this rank, ascending.
+// Plans transfers of what some rank needs. `needs` is this rank's, ascending.
 absl::StatusOr<std::vector<Transfer>> PlanTransfers(
     const CheckpointReader& reader, const Holdings& holdings,
     const std::vector<int>& needs, Communicator* comm) {
@@ -271,7 +273,7 @@ absl::StatusOr<std::vector<Transfer>> PlanTransfers(
   return transfers;
 }
 
-// Those of `files` that this rank's host lacks.
+// Returns those of `files` that this rank's host lacks.
 std::vector<int> Lacking(const Holdings& holdings, std::vector<int> files,
                          int rank) {
   files.erase(std::remove_if(files.begin(), files.end(),
@@ -281,8 +283,8 @@ std::vector<int> Lacking(const Holdings& holdings, std::vector<int> files,
   return files;
 }
 
-// Indices of the files that may be needed and are not here: what the files have
-// is only in these.
+// Fetches the indices of files that may be needed and are not here: only they
+// say what the files have.
 absl::Status FetchIndices(CheckpointReader* reader, const Holdings& holdings,
                           absl::Span<const WantedElements> wanted,
                           int values_of, at::Device device,
@@ -314,7 +316,7 @@ absl::Status FetchIndices(CheckpointReader* reader, const Holdings& holdings,
           return absl::OkStatus();
         }));
   }
-  // What was sent by who could not read it is no index.
+  // What a rank that could not read it has sent is no index.
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(mine, "LoadCheckpoint"));
   for (size_t i = 0; i < transfers.size(); ++i) {
     if (!transfers[i].wanted) continue;
@@ -330,7 +332,7 @@ absl::Status SendFile(const Transfer& transfer, const CheckpointReader& reader,
   absl::StatusOr<File> file = absl::UnknownError("not opened");
   if (transfer.owner == comm->rank()) file = folder.OpenFile(name);
   if (transfer.wanted) {
-    // One that is too short is of a transfer that did not end.
+    // A file that is too short is left by a transfer that did not end.
     const absl::Status removed = folder.Remove(name);
     file =
         removed.ok() ? folder.CreateFile(name) : absl::StatusOr<File>(removed);
@@ -345,18 +347,18 @@ absl::Status SendFile(const Transfer& transfer, const CheckpointReader& reader,
         if (!transfer.wanted) return absl::OkStatus();
         return file.ok() ? file->WriteAt(at, part) : file.status();
       });
-  // Its size alone says later that it is whole.
+  // From now on its size alone says that it is whole.
   if (sent.ok() && transfer.wanted && file.ok()) sent = file->Sync();
   return sent;
 }
 
-// Where a leader had not committed any more, its host's files would be what a
-// save has left, and the next one there would remove them.
+// Commits where a leader had not: otherwise its host's files would look like
+// leftovers of a save, and the next one there would remove them.
 void CompletePart(const CheckpointReader& reader, const Holdings& holdings,
                   int rank) {
   if (holdings.leaders[static_cast<size_t>(rank)] != rank) return;
   for (int f = 0; f < reader.manifest().files_size(); ++f) {
-    if (holdings.OwnerOf(f) < 0) return;  // nor is it whole elsewhere
+    if (holdings.OwnerOf(f) < 0) return;  // it is not whole elsewhere, either
   }
   const absl::Status added = AddManifest(reader.folder(), reader.manifest());
   if (!added.ok()) TESSERA_LOG(WARNING) << added.message();
@@ -383,7 +385,7 @@ absl::Status FetchDataFiles(CheckpointReader* reader,
       const std::vector<std::string> all,
       comm->AllGatherStrings(absl::StrJoin(needs, " "),
                              CommTag{"data files that hosts lack"}));
-  // What any rank of a host needs its leader writes.
+  // A leader writes what any rank of its host needs.
   std::vector<int> writes;
   for (int r : RanksOfLeader(holdings.leaders, rank)) {
     for (absl::string_view word :
@@ -406,7 +408,7 @@ absl::Status FetchDataFiles(CheckpointReader* reader,
       return absl::OkStatus();
     });
   }
-  // They may be as long as they should be, and hold what could not be read.
+  // Files may have the right length and yet hold what could not be read.
   for (const Transfer& transfer : transfers) {
     if (!transfer.wanted) continue;
     (void)reader->folder().Remove(

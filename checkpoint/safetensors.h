@@ -1,5 +1,5 @@
-// Safetensors: Hugging Face's files of named tensors (format:
-// checkpoint/exchange/safetensors_files.h), read in parts.
+// Safetensors reads parts of Hugging Face's files of named tensors (format:
+// checkpoint/exchange/safetensors_files.h).
 #ifndef CHECKPOINT_SAFETENSORS_H_
 #define CHECKPOINT_SAFETENSORS_H_
 
@@ -19,17 +19,17 @@
 
 namespace tessera {
 
-// Undefined where libtorch has no such dtype.
+// Returns Undefined where libtorch has no such dtype.
 at::ScalarType DtypeOf(const SafetensorsTensor& tensor);
 
 // Threads: const methods may be called from any thread.
 class Safetensors {
  public:
-  // As SafetensorsFiles::Open. LOCAL.
+  // Opens files as SafetensorsFiles::Open does. LOCAL.
   static absl::StatusOr<std::unique_ptr<Safetensors>> Open(
       const std::string& path);
 
-  // As those of SafetensorsFiles.
+  // These are those of SafetensorsFiles.
   const std::string& path() const { return files_->path(); }
   const std::vector<SafetensorsTensor>& tensors() const {
     return files_->tensors();
@@ -48,18 +48,18 @@ class Safetensors {
   }
   absl::Status CheckUnchanged() const { return files_->CheckUnchanged(); }
 
-  // out = the elements [begin, end) of a tensor of this, in row-major order,
-  // cast to out's dtype; complex numbers count as two elements. `out`:
-  // [elements.numel()], contiguous, real, any device. LOCAL.
-  // Unimplemented: a dtype that libtorch has not. DataLoss: the file was cut
-  // off since. REQUIRES: the range lies within the tensor.
+  // Reads elements [begin, end) of one of the tensors, in row-major order, into
+  // `out`, cast to its dtype; complex numbers count as two elements. `out` is
+  // [elements.numel()], contiguous, real, on any device. LOCAL. Returns
+  // Unimplemented for a dtype that libtorch lacks, and DataLoss if the file was
+  // truncated since. REQUIRES: the range lies within the tensor.
   absl::Status Read(const SafetensorsTensor& tensor, Range elements,
                     const at::Tensor& out) const;
   absl::Status ReadBytes(const SafetensorsTensor& tensor, int64_t begin,
                          char* to, int64_t bytes) const {
     return files_->ReadBytes(tensor, begin, to, bytes);
   }
-  // Of elements, by all calls of Read.
+  // Returns the bytes of the elements that all calls of Read have read.
   int64_t bytes_read() const { return bytes_read_; }
 
  private:

@@ -1,5 +1,5 @@
-// A file of any bytes: opened and read whole, it is an error that names the
-// file, or tensors that lie within it one behind the other.
+// Opens any bytes as a file and reads it whole: it gives an error that names
+// the file, or tensors that lie within it one after the other.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -14,7 +14,7 @@
 
 namespace {
 
-// A file in memory, the same for all inputs.
+// Returns a file in memory, the same one for all inputs.
 int FileOf(const uint8_t* data, size_t size) {
   static const int fd = memfd_create("safetensors", MFD_CLOEXEC);
   TESSERA_CHECK(fd >= 0);

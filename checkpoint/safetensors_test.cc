@@ -28,7 +28,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
 
-// By the format's own words: length, JSON, elements.
+// Builds a file by the format's own rules: length, JSON, elements.
 std::string FileText(const std::string& json, const std::string& elements) {
   std::string length(8, '\0');
   for (size_t i = 0; i < length.size(); ++i) {
@@ -51,7 +51,7 @@ class SafetensorsTest : public ::testing::Test {
   void WriteTo(const std::string& name, const std::string& text) {
     std::ofstream(folder_ + "/" + name, std::ios::binary) << text;
   }
-  // What Open says of a file with this header.
+  // Returns the error of Open for a file with this header.
   std::string Fault(const std::string& json, const std::string& elements) {
     Write(FileText(json, elements));
     const auto file = Safetensors::Open(path_);
@@ -229,8 +229,8 @@ TEST_F(SafetensorsTest, AFileThatIsCutOffLaterIsAnError) {
                      HasSubstr("the file ends at byte 2000000"))));
 }
 
-// Of other weights under the same header another line; what is written to
-// after it was opened is an error.
+// Other weights under the same header give another line; writing to an open
+// file is an error.
 TEST_F(SafetensorsTest, TellsFilesApart) {
   const at::Tensor values = torch::randn({1'000'000});
   TESSERA_ASSERT_OK(WriteSafetensors(path_, {{"a", values}, {"b", values}}));
@@ -249,7 +249,7 @@ TEST_F(SafetensorsTest, TellsFilesApart) {
       path_, fs::last_write_time(path_) + std::chrono::nanoseconds(4'000'000));
   EXPECT_THAT(file->CheckUnchanged(),
               StatusIs(absl::StatusCode::kAborted, HasSubstr(path_)));
-  // A file that takes the place of an open one is nothing to those.
+  // Replacing a file does not affect those that have it open.
   TESSERA_ASSERT_OK_AND_ASSIGN(const auto again, Safetensors::Open(path_));
   fs::rename(other, path_);
   TESSERA_EXPECT_OK(again->CheckUnchanged());
@@ -330,7 +330,7 @@ TEST_F(SafetensorsTest, WritesWhatItReads) {
         << name;
   }
   EXPECT_EQ(ReadAll(*file, "scalar").item<float>(), 2.5);
-  // The same bytes, whatever the order.
+  // The bytes do not depend on the order.
   const std::string first = ReadWholeFile(path_).value();
   std::reverse(tensors.begin(), tensors.end());
   TESSERA_ASSERT_OK(WriteSafetensors(path_, tensors));

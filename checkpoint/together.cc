@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// Far below any timeout of a collective.
+// This is far below any timeout of a collective.
 constexpr absl::Duration kBeat = absl::Milliseconds(500);
 constexpr char kBusy[] = "busy";
 

@@ -1,5 +1,5 @@
-// Tensors written as a safetensors file, by one process that has them whole.
-// For tests: programs write them with Engine::SaveSafetensors.
+// Writes tensors as a safetensors file, in one process that has them whole. For
+// tests: programs use Engine::SaveSafetensors.
 #ifndef CHECKPOINT_WRITE_SAFETENSORS_H_
 #define CHECKPOINT_WRITE_SAFETENSORS_H_
 
@@ -12,8 +12,9 @@
 
 namespace tessera {
 
-// Larger dtypes first and then by name, so that each is aligned, and the same
-// tensors give the same bytes. REQUIRES: each has a dtype of the format.
+// Writes larger dtypes first and then by name, so that each tensor is aligned,
+// and the same tensors give the same bytes. REQUIRES: each dtype is one of the
+// format's.
 absl::Status WriteSafetensors(
     const std::string& path,
     const std::vector<std::pair<std::string, at::Tensor>>& tensors);

@@ -45,7 +45,7 @@ const char* KindOf(const std::optional<double>&) {
 }
 const char* KindOf(const std::optional<bool>&) { return "true or false"; }
 
-// Calls visit(name, member) for each.
+// Calls visit(name, member) for each value.
 template <typename Values, typename Visit>
 void ForEach(Values& values, const Visit& visit) {
   visit("per_device_train_batch_size", values.per_device_train_batch_size);

@@ -1,5 +1,6 @@
-// What the program knows, for the values that a configuration leaves to it:
-// "auto", as Hugging Face's integration of DeepSpeed resolves it.
+// AutoValues is what the program knows, for the values that a configuration
+// leaves to it by "auto", resolved as in Hugging Face's integration of
+// DeepSpeed.
 //
 //   train_micro_batch_size_per_gpu       per_device_train_batch_size; without
 //                                        it, beside a train_batch_size,
@@ -48,8 +49,8 @@ struct AutoValues {
   std::optional<bool> fp16;
   std::optional<int64_t> hidden_size;
 
-  // "learning_rate=5e-5,bf16=true". InvalidArgument names what is no name, no
-  // value of its kind, or given twice.
+  // Parses "learning_rate=5e-5,bf16=true". InvalidArgument names a word that is
+  // no name, a value of the wrong kind, or a name that is given twice.
   static absl::StatusOr<AutoValues> Parse(absl::string_view text);
 };
 

@@ -99,7 +99,7 @@ TEST(AutoValues, WhatIsMissingIsNamed) {
           needs("scheduler.params.warmup_max_lr", "learning_rate"),
           needs("scheduler.params.warmup_num_steps", "warmup_steps"),
           needs("scheduler.params.total_num_steps", "max_steps")));
-  // As in DeepSpeed, but not without a word.
+  // The values are DeepSpeed's, but a note says so.
   EXPECT_THAT(
       Lines(report.notes),
       ElementsAre(
@@ -153,7 +153,7 @@ TEST(AutoValues, ValuesAreCheckedLikeWrittenOnes) {
                           "least 0, got -1: 0 is no clipping"));
 }
 
-// Hugging Face's default.
+// -1 is Hugging Face's default.
 TEST(AutoValues, StepsThatEpochsSayAreNotKnown) {
   const auto read = [](absl::string_view steps, absl::string_view values) {
     return ReadConfig(

@@ -55,8 +55,8 @@ absl::Status SetFlag(absl::string_view name, const std::string& value,
       absl::StrCat("--world: expected at least 1, got '", value, "'"));
 }
 
-// By hand: absl's flags end the process with 1 at a fault, which says of `diff`
-// that two configurations differ.
+// Flags are parsed by hand: absl's flags end the process with 1 at a fault,
+// which for `diff` means that two configurations differ.
 absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
   Flags flags;
   for (size_t i = 1; i < args.size(); ++i) {
@@ -114,7 +114,7 @@ class Command {
     return 2;
   }
 
-  // nullopt after its faults were printed.
+  // Returns nullopt after printing the configuration's faults.
   std::optional<ConfigReport> Read(const std::string& path,
                                    const Flags& flags) {
     const absl::StatusOr<std::string> text = ReadConfigFile(path);
@@ -181,7 +181,7 @@ class Command {
     return differ ? 1 : 0;
   }
 
-  // The leaves of a JSON text by their paths.
+  // Collects the leaves of a JSON text by their paths.
   static void Flatten(const std::string& text,
                       std::map<std::string, std::string>* values) {
     const absl::StatusOr<JsonValue> root = ReadJson(text, "");

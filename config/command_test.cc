@@ -163,7 +163,7 @@ TEST(ConfigCommand, MisuseShowsHowToUseIt) {
   }
 }
 
-// Both forms of what is printed come to what they were made of.
+// Both printed forms can be read back to the same configuration.
 TEST(ConfigText, ReadsBack) {
   for (const char* name : {"full.json", "zero3_fp16.json", "loose_syntax.json",
                            "minimal.textproto", "sharding.textproto"}) {

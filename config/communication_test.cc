@@ -1,4 +1,4 @@
-// The communication section: before the world is known, and with the rest.
+// Tests the communication section, before the world is known and with the rest.
 #include <fstream>
 #include <string>
 #include <utility>

@@ -32,7 +32,7 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = 16 << 20;
 
-// Ranks that see data of their own.
+// Returns the number of ranks that see data of their own.
 int DataParallelRanks(int world_size, const proto::Config& config,
                       Faults* faults) {
   const int64_t sequence =
@@ -45,12 +45,13 @@ int DataParallelRanks(int world_size, const proto::Config& config,
   return world_size;
 }
 
-// Why in this order. Each part may look only at what is complete:
-//  - notes on keys without effect first: they are about what was written, and
-//    what follows removes deprecated keys and adds defaults.
-//  - dtype names and autos before CheckFields: another name of a dtype is no
-//    fault, and what "auto" becomes is checked as if it had been written.
-//  - the scheduler after the optimizer, whose rate it takes where it has none.
+// The order matters, since each part may look only at what is complete:
+//  - Notes on keys without effect come first: they are about what was written,
+//    and the later parts remove deprecated keys and add defaults.
+//  - dtype names and autos are resolved before CheckFields: another name of a
+//    dtype is no fault, and the value of "auto" is checked as if it had been
+//    written.
+//  - The scheduler follows the optimizer, whose rate it takes if it has none.
 // No part ends at its first fault: a user gets all faults of a file at once,
 // and Faults drops those about a path that has one already.
 void Resolve(int world_size, const AutoValues& values, ConfigReport* report) {
@@ -79,7 +80,7 @@ void Resolve(int world_size, const AutoValues& values, ConfigReport* report) {
   report->notes = faults.TakeNotes();
 }
 
-// In the order of the file; what has no place in it comes last.
+// Sorts faults in the order of the file; those without a position come last.
 void Sort(std::vector<ConfigFault>* faults) {
   const auto place = [](const ConfigFault& fault) {
     constexpr int kLast = std::numeric_limits<int>::max();
@@ -99,7 +100,7 @@ void Prepend(const std::vector<ConfigFault>& first,
   Sort(faults);
 }
 
-// One line with all faults.
+// Returns one line with all faults.
 absl::Status ErrorOf(const std::vector<ConfigFault>& faults,
                      absl::string_view file_name) {
   return absl::InvalidArgumentError(absl::StrJoin(
@@ -114,7 +115,7 @@ absl::StatusOr<proto::Config> ConfigOf(const ConfigReport& report,
   return report.config;
 }
 
-// Each once in a process, however often its file is read.
+// Logs each note once in a process, however often its file is read.
 void LogNotes(const std::vector<ConfigFault>& notes,
               absl::string_view file_name) {
   static absl::Mutex mutex(absl::kConstInit);
@@ -137,7 +138,8 @@ absl::Status ReadOnce(absl::string_view text, absl::string_view file_name,
                       ReadRecord* record) {
   if (IsTextProto(file_name)) {
     ReadProtoFromText(text, config, record, unknown_keys);
-    // Half a message: nothing sensible can be said about the rest.
+    // The message is incomplete, so nothing sensible can be said about the
+    // rest.
     if (!record->faults.empty()) record->doubtful_paths.push_back("");
     return absl::OkStatus();
   }
@@ -156,7 +158,8 @@ absl::Status ReadOnce(absl::string_view text, absl::string_view file_name,
   return absl::OkStatus();
 }
 
-// Whether unknown keys are faults may stand behind them in the file.
+// Reads in two passes: whether unknown keys are faults may come after them in
+// the file.
 absl::Status Read(absl::string_view text, absl::string_view file_name,
                   bool ignore_unknown, proto::Config* config,
                   ReadRecord* record) {
@@ -172,7 +175,7 @@ absl::Status Read(absl::string_view text, absl::string_view file_name,
   return ReadOnce(text, file_name, keys, config, record);
 }
 
-// Behind the last unknown key, so that it stands there once.
+// Appends the hint to the last unknown key, so that it appears once.
 void SayHowToIgnore(absl::string_view file_name,
                     std::vector<ConfigFault>* faults) {
   const auto last = std::find_if(
@@ -199,8 +202,9 @@ std::string FormatFault(const ConfigFault& fault, absl::string_view file_name) {
 
 namespace {
 
-// `error` of what is in `path`. `--config=<(...)` makes a pipe: whoever reads
-// it first has its text, and the rest of a job finds it empty, or a part of it.
+// Annotates `error` of what is in `path`. `--config=<(...)` makes a pipe:
+// whoever reads it first gets its text, and the other ranks of a job find it
+// empty, or get a part of it.
 absl::Status OfFile(const absl::Status& error, const std::string& path) {
   struct stat info;
   if (error.ok() || stat(path.c_str(), &info) != 0 ||
@@ -223,7 +227,7 @@ absl::StatusOr<proto::Communication> CommunicationOf(const std::string& path,
   TESSERA_RETURN_IF_ERROR(Read(text, path, ignore_unknown, &config, &record));
   std::vector<ConfigFault> faults;
   for (const ConfigFault& fault : record.faults) {
-    // Text that is no message at all has the empty path.
+    // A text that is no message at all has the empty path.
     if (PathsOverlap(fault.path, "communication")) faults.push_back(fault);
   }
   SayHowToIgnore(path, &faults);

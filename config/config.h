@@ -1,5 +1,5 @@
-// The configuration of a run: a DeepSpeed JSON file, or a protobuf text file of
-// the same schema, to a complete and checked proto::Config.
+// Turns the configuration of a run, a DeepSpeed JSON file or a protobuf text
+// file of the same schema, into a complete and checked proto::Config.
 //
 //   {                                        train_batch_size: 32
 //     "train_batch_size": 32,                train_micro_batch_size_per_gpu: 4
@@ -10,19 +10,18 @@
 //       "stage": 3 }                         zero_optimization { stage: 3 ... }
 //   }                                        ...
 //
-// config.proto is the only schema. Every fault is InvalidArgument with all
-// faults of the file, joined by "; ", each as
+// config.proto is the only schema. An error is InvalidArgument with all faults
+// of the file, joined by "; ", each as
 //   file:line:column: path.of.key: what is wrong
-// (no line and column for a key that is absent, no file for a proto).
 //
-// Paths are as written: of keys with several names, with the one that was used.
 //
-// Where DeepSpeed ignores or defaults silently, this refuses, or says so in a
-// note: unknown keys (the message offers the nearest name; they are notes with
+// Where DeepSpeed ignores or defaults silently, this refuses, or logs a note:
+// unknown keys (the message offers the nearest name; they are notes with
 // "unknown_keys": "warn", or `ignore_unknown` below), numbers in quotes, batch
-// sizes that do not divide, numbers outside of their range, both names of one
-// key; "auto" is resolved by config/auto_values.h. docs/config.md lists the
-// keys. What is right, but not in this version, is accepted here and refused by
+// sizes that do not divide, numbers out of range, both names of one key.
+// config/auto_values.h resolves "auto". docs/config.md lists the keys. A key
+// that is right but not supported in this version is accepted here and refused
+// by Engine::Create (CheckRunnable).
 // Engine::Create (CheckRunnable).
 #ifndef CONFIG_CONFIG_H_
 #define CONFIG_CONFIG_H_
@@ -39,14 +38,15 @@ namespace tessera {
 
 // Reads, completes and checks a file: protobuf text format if the name ends in
 // .textproto or .pbtxt, JSON otherwise. Returns NotFound with the path if there
-// is none, otherwise see above. Notes are logged by rank 0, each once. LOCAL.
+// is none, and InvalidArgument as above. Rank 0 logs the notes, each once.
+// LOCAL.
 absl::StatusOr<proto::Config> LoadConfig(const std::string& path,
                                          int world_size,
                                          const AutoValues& values = {},
                                          bool ignore_unknown = false);
 
-// The same for text in memory, without a log; `file_name` is used in messages,
-// and its ending decides on the format as above.
+// Does what LoadConfig does for text in memory, without a log. `file_name` is
+// used in messages, and its ending selects the format.
 absl::StatusOr<proto::Config> ParseConfig(absl::string_view text,
                                           absl::string_view file_name,
                                           int world_size,
@@ -56,9 +56,9 @@ absl::StatusOr<proto::Config> ParseConfig(absl::string_view text,
 // it. REQUIRES: completed. LOCAL.
 absl::Status CheckRunnable(const proto::Config& config);
 
-// The communication section of a file, checked, with absent keys left absent;
-// an empty one if there is none. Looks at no other section, so no world size is
-// needed. Errors as LoadConfig.
+// Returns the communication section of a file, checked, with absent keys left
+// absent; an empty section if there is none. It looks at no other section, so
+// it needs no world size. Errors are those of LoadConfig.
 absl::StatusOr<proto::Communication> LoadCommunication(
     const std::string& path, bool ignore_unknown = false);
 

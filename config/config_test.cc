@@ -27,7 +27,7 @@ using ::testing::Not;
 
 // ---------------------------------------------------------------------- files
 
-// As `--config=<(...)` makes one: whoever reads it first has it all.
+// `--config=<(...)` makes such a pipe: whoever reads it first has it all.
 TEST(ConfigFiles, APipeThatWasRead) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
@@ -45,7 +45,7 @@ TEST(ConfigFiles, APipeThatWasRead) {
   EXPECT_THAT(LoadConfig(path, 1).status(), said);
   EXPECT_THAT(LoadCommunication(path).status(), said);
   close(ends[0]);
-  // Of a file the same error has no such hint.
+  // An error for a regular file has no such hint.
   const std::string empty = testing::TempDir() + "/empty.json";
   std::ofstream(empty) << "";
   EXPECT_THAT(LoadConfig(empty, 1).status().message(),
@@ -142,7 +142,7 @@ TEST(BatchTriangle, ZeroIsNotAbsent) {
             "train_batch_size: expected at least 1, got 0");
 }
 
-// Every (T, M, G, W): either all three agree afterwards, or it is an error
+// For every (T, M, G, W) either all three agree afterwards, or it is an error,
 // exactly if no positive integers complete what was given.
 TEST(BatchTriangle, HoldsForAllSmallNumbers) {
   for (int code = 0; code < 13 * 5 * 5 * 4; ++code) {
@@ -202,7 +202,7 @@ TEST(Faults, AllAreReportedWithPositions) {
 }
 
 TEST(Faults, OneMistakeIsReportedOnce) {
-  // Each of these would be "missing" too.
+  // Each of these keys would be "missing" too.
   EXPECT_EQ(FaultOf(Json("\"train_batch_sizee\": 8")),
             "train_batch_sizee: unknown key, did you mean "
             "'train_batch_size'?");

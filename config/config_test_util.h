@@ -1,4 +1,4 @@
-// What the tests of configurations share.
+// Helpers that the tests of configurations share.
 #ifndef CONFIG_CONFIG_TEST_UTIL_H_
 #define CONFIG_CONFIG_TEST_UTIL_H_
 
@@ -12,24 +12,25 @@
 
 namespace tessera {
 
-// A JSON object with these members, and a clipping that every engine can do.
+// Returns a JSON object with these members, and a clipping that every engine
+// supports.
 inline std::string Json(absl::string_view members) {
   return absl::StrCat("{\"gradient_clipping\": 0, ", members, "}");
 }
 
-// What ends the last fault of an unknown key in a JSON config.
+// The end of the message of the last unknown key in a JSON config.
 constexpr char kHowToIgnore[] =
     " (\"unknown_keys\": \"warn\" ignores such keys)";
 
-// The one fault of a JSON config without position and kHowToIgnore: "path:
-// what".
+// Returns the only fault of a JSON config without position and kHowToIgnore:
+// "path: what".
 inline std::string FaultOf(absl::string_view json, int world_size = 1) {
   const absl::StatusOr<proto::Config> config =
       ParseConfig(json, "f.json", world_size);
   if (config.ok()) return "OK";
   std::string message(config.status().message());
   if (!absl::StartsWith(message, "f.json:")) return message;
-  // "f.json:1:2: what" or "f.json: what"
+  // The message is "f.json:1:2: what" or "f.json: what".
   return std::string(absl::StripSuffix(
       absl::string_view(message).substr(message.find(": ") + 2), kHowToIgnore));
 }

@@ -30,7 +30,8 @@ bool IsSet(const Message& message, const FieldDescriptor& field) {
                              : reflection.HasField(message, &field);
 }
 
-// A section that is something else than one of defaults.
+// Returns whether the field is a section that, if absent, does not mean a
+// section of defaults.
 bool IsAbsentByDefault(const FieldDescriptor& field) {
   return field.options().GetExtension(proto::absent_by_default);
 }
@@ -46,7 +47,7 @@ bool IsShown(const Message& message, const FieldDescriptor& field) {
     return false;
   }
   if (IsSet(message, field)) return true;
-  // Of a oneof the first stands for the default.
+  // The first field of a oneof stands for the default.
   const auto* choice = field.containing_oneof();
   if (choice != nullptr &&
       (message.GetReflection()->HasOneof(message, choice) ||
@@ -68,7 +69,8 @@ std::vector<const FieldDescriptor*> FieldsOf(const Message& message) {
 
 // --------------------------------------------------------------------- JSON
 
-// DeepSpeed cannot read a null there.
+// Returns whether the field is a top-level section: DeepSpeed cannot read a
+// null there.
 bool IsSectionOfTop(const FieldDescriptor& field) {
   return field.containing_type() == proto::Config::descriptor() &&
          field.message_type() != nullptr;
@@ -204,7 +206,7 @@ class TextWriter {
     }
   }
 
-  // Of a list; what it holds is as it was written.
+  // Writes a list's section; its contents are as they were written.
   void WriteSection(const Message& section, const FieldDescriptor& field,
                     const std::string& indent) {
     absl::StrAppend(&text_, indent, field.name(), " {\n");

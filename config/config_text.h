@@ -1,4 +1,4 @@
-// A completed configuration as text, with every default.
+// Writes a completed configuration as text, with every default.
 #ifndef CONFIG_CONFIG_TEXT_H_
 #define CONFIG_CONFIG_TEXT_H_
 
@@ -14,8 +14,8 @@ class Config;
 // where that is the default. Read again it gives the same text.
 std::string ConfigToJson(const proto::Config& config);
 
-// Protobuf text format; after each value that `written` does not have stands
-// "# default", or "# resolved" where it is another.
+// Returns protobuf text format. A value that `written` lacks is followed by "#
+// default", one that differs from `written` by "# resolved".
 std::string ConfigToText(const proto::Config& config,
                          const proto::Config& written);
 

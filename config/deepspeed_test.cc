@@ -1,5 +1,5 @@
-// What DeepSpeed's files hold besides plain values: forms it deprecated, keys
-// that do nothing here, are not there yet, or were removed.
+// Tests what DeepSpeed's files hold besides plain values: deprecated forms,
+// keys that do nothing here, that are missing, or that were removed.
 #include <string>
 #include <utility>
 #include <vector>
@@ -135,7 +135,7 @@ TEST(DeepSpeed, RemovedKeysSayWhatToUse) {
     EXPECT_THAT(FaultOf(With(absl::StrCat("\"", key, "\": {}"))),
                 HasSubstr(": refused: DeepSpeed 0.19.8 removed "));
   }
-  // In a proto, too.
+  // These keys are refused in a proto, too.
   proto::Config config;
   config.set_train_batch_size(1);
   config.mutable_amp();
@@ -201,7 +201,7 @@ TEST(DeepSpeed, AllFaultsComeAtOnceBehindDuplicates) {
                                               HasSubstr("\"stagee\""))));
 }
 
-// What cannot be said in JSON.
+// These cases cannot be expressed in JSON.
 TEST(DeepSpeed, TextIsCheckedToo) {
   const auto fault = [](absl::string_view text) {
     return std::string(ParseConfig(absl::StrCat("train_batch_size: 8 ", text),
@@ -246,7 +246,7 @@ TEST(DeepSpeed, OverlapIsTrueAtStage3Only) {
   }
 }
 
-// What parses may still be more than this version does.
+// A configuration that parses may still ask for more than this version does.
 TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
   const std::pair<const char*, const char*> cases[] = {
       {"\"zero_optimization\": {\"offload_optimizer\": {\"device\": "
@@ -317,7 +317,7 @@ TEST(DeepSpeed, LoggersThatAreNotHereAreOneWarning) {
               IsEmpty());
 }
 
-// What DeepSpeed takes for granted.
+// DeepSpeed takes these for granted.
 TEST(DeepSpeed, NonsenseThatItAcceptsIsRefused) {
   const std::pair<const char*, const char*> cases[] = {
       {"{\"train_batch_size\": 2.5}",
@@ -348,7 +348,7 @@ TEST(DeepSpeed, NonsenseThatItAcceptsIsRefused) {
   for (const auto& [json, fault] : cases) EXPECT_EQ(FaultOf(json), fault);
 }
 
-// As DeepSpeed has it, which does not say so.
+// DeepSpeed does the same and does not report it.
 TEST(DeepSpeed, RatesOfGroupsThatASchedulerReplacesAreNoted) {
   const char* const optimizer =
       "\"optimizer\": {\"type\": \"AdamW\", \"param_groups\": [{\"name\": "

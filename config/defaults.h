@@ -1,4 +1,4 @@
-// The schema's defaults, written into a message.
+// Writes the schema's defaults into a message.
 #ifndef CONFIG_DEFAULTS_H_
 #define CONFIG_DEFAULTS_H_
 
@@ -7,14 +7,14 @@
 namespace tessera {
 
 // Sets each absent field of `message` that is honoured and has a default in its
-// .proto to that default, except those of a oneof that has a value. Looks into
-// no message inside.
+// .proto to that default, except fields of a oneof that has a value. It does
+// not descend into messages inside.
 //
-// What is not honoured (no_effect, not_yet) stays absent: being set is what
-// NoteIneffectiveKeys and CheckRunnable tell the user about, and a completed
-// configuration resolves to itself. So config_text.cc, which shows those
-// defaults too, takes them from the schema (IsShown there) and not from the
-// message.
+// A field that is not honoured (no_effect, not_yet) stays absent, since
+// NoteIneffectiveKeys and CheckRunnable tell the user about fields that are
+// set, and a completed configuration must resolve to itself. So config_text.cc,
+// which shows those defaults too, takes them from the schema (IsShown there)
+// and not from the message.
 void FillDefaults(google::protobuf::Message* message);
 
 }  // namespace tessera

@@ -49,7 +49,7 @@ std::string OneParagraph(absl::string_view comment) {
   return absl::StrJoin(words, " ");
 }
 
-// The field's, with that of its section's message where it has none.
+// Returns the field's comment, or that of its section's message if it has none.
 std::string CommentOf(const FieldDescriptor& field) {
   const FieldDescriptor* commented =
       CommentedSchema().FindFieldByName(field.full_name());
@@ -222,7 +222,7 @@ void Collect(const Descriptor& level, const std::string& prefix,
   }
 }
 
-// "|" would end a cell.
+// Escapes "|", which would end a cell.
 std::string Cell(absl::string_view text) {
   return absl::StrReplaceAll(text, {{"|", "\\|"}});
 }
@@ -262,7 +262,7 @@ std::string SchemaType(const FieldDescriptor& field) {
                       }),
         "]");
   }
-  if (field.message_type() != nullptr) {  // of a list of sections
+  if (field.message_type() != nullptr) {  // a list of sections
     return SchemaOf(*field.message_type(), "  ");
   }
   std::string type = absl::StrCat("\"type\": ", QuoteJson(KindOfOne(field)));
@@ -278,7 +278,7 @@ std::string SchemaType(const FieldDescriptor& field) {
   return type;
 }
 
-// What one field's value may be, as the members of a schema.
+// Returns what one field's value may be, as the members of a schema.
 std::string SchemaOfValue(const FieldDescriptor& field,
                           const std::string& indent) {
   const std::string& word = field.options().GetExtension(proto::json_word);
@@ -303,7 +303,7 @@ std::string SchemaOfValue(const FieldDescriptor& field,
                             "}, {\"const\": ", QuoteJson(word), "}]");
 }
 
-// All that a key may hold: its fields' values, "auto", null, a boolean.
+// Returns all that a key may hold: its fields' values, "auto", null, a boolean.
 std::string SchemaOfKey(const std::vector<const FieldDescriptor*>& fields,
                         const std::string& indent) {
   std::vector<std::string> choices;
@@ -334,7 +334,7 @@ std::string SchemaOfKey(const std::vector<const FieldDescriptor*>& fields,
 }
 
 std::string SchemaOf(const Descriptor& level, const std::string& indent) {
-  // IsCommentKey, config/reader/json_keys.h.
+  // This is IsCommentKey of config/reader/json_keys.h.
   constexpr char kComments[] =
       "\"patternProperties\": {\"^(_|//|#|comment$)\": {}},\n";
   std::vector<std::string> order;

@@ -1,5 +1,5 @@
-// What there is to say about each key of a configuration, out of its schema:
-// for `tessera config explain`, docs/config.md and editors.
+// Describes each key of a configuration by its schema: for `tessera config
+// explain`, docs/config.md and editors.
 #ifndef CONFIG_DESCRIBE_H_
 #define CONFIG_DESCRIBE_H_
 
@@ -12,29 +12,32 @@ namespace tessera {
 
 struct KeyDescription {
   std::string path;                     // "zero_optimization.stage"
-  std::vector<std::string> other_keys;  // of the same field, paths too
+  std::vector<std::string> other_keys;  // other paths of the same field
   std::string kind;           // "integer", "list of strings", "section", ...
   std::string default_value;  // "" if there is none
   std::string allowed;        // "0 to 127", "none, cpu or nvme"; "" for any
-  // "honoured", "no effect", "not yet", "deprecated", "refused"
+  // Whether the key has an effect: "honoured", "no effect", "not yet",
+  // "deprecated" or "refused".
   std::string fate;
-  std::string why;      // of a fate other than the first
+  std::string why;      // why it is not "honoured"
   std::string comment;  // one paragraph
 };
 
-// In the order of the schema; a section stands before its keys.
+// Describes all keys in the order of the schema; a section comes before its
+// keys.
 std::vector<KeyDescription> DescribeKeys();
 
-// Those that `key` may mean: the path itself, or all whose path ends in it.
+// Returns the keys that `key` may mean: the path itself, or all whose path ends
+// in it.
 std::vector<KeyDescription> FindKeys(absl::string_view key);
 
-// Some lines of text about one key.
+// Returns some lines of text about one key.
 std::string Explain(const KeyDescription& key);
 
-// The tables of docs/config.md.
+// Returns the tables of docs/config.md.
 std::string KeyTables();
 
-// JSON schema (draft 7), for editors.
+// Returns a JSON schema (draft 7), for editors.
 std::string JsonSchema();
 
 }  // namespace tessera

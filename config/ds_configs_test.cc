@@ -25,7 +25,7 @@
 namespace tessera {
 namespace {
 
-// What the oracle's "auto" were filled with.
+// The oracle filled "auto" with these values.
 constexpr char kFilled[] =
     "per_device_train_batch_size=2,gradient_accumulation_steps=1,"
     "max_grad_norm=1,learning_rate=5e-5,adam_beta1=0.9,adam_beta2=0.999,"

@@ -1,5 +1,6 @@
-// Fuzz target: any text as a JSON configuration. Reading must end with a config
-// that holds what config.h promises, or with a message; never with a crash.
+// This fuzz target reads any text as a JSON configuration. Reading must end
+// with a config that holds what config.h promises, or with a message; never
+// with a crash.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -18,7 +19,7 @@ namespace {
 
 constexpr int kWorldSize = 2;
 
-// What is printed of a configuration comes to the same.
+// Checks that a configuration, printed and read, is the same again.
 void CheckReadsBack(const tessera::proto::Config& config) {
   const std::string json = tessera::ConfigToJson(config);
   const auto from_json = tessera::ParseConfig(json, "json", kWorldSize);
@@ -30,7 +31,8 @@ void CheckReadsBack(const tessera::proto::Config& config) {
   TESSERA_CHECK(tessera::ConfigToJson(*from_text) == json);
 }
 
-// Without comments and commas at the end it is JSON for a strict parser, too.
+// Checks that without comments and trailing commas a strict parser reads it as
+// JSON, too.
 void CheckIsJson(absl::string_view text) {
   const auto value = tessera::ReadJson(text, "f.json");
   TESSERA_CHECK_OK(value);

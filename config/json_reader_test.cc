@@ -64,7 +64,7 @@ TEST(ReadJson, Trees) {
       {"[1, [2, {\"a\": [3]}], \"x\"]", "[1,[2,{\"a\":[3]}],\"x\"]"},
       {"{\"b\": 1,\r\n\t\"a\": 2}", "{\"b\":1,\"a\":2}"},
       {"{\"\": 0}", "{\"\":0}"},
-      // What people write in DeepSpeed files.
+      // DeepSpeed files in the wild have this.
       {"[1, 2,]", "[1,2]"},
       {"{\"a\": 1,}", "{\"a\":1}"},
       {"// first\n{\"a\": 1 // one\n, # two\n\"b\": /* x */ 2} # end",

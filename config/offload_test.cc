@@ -26,7 +26,7 @@ std::string ZeroFault(absl::string_view members) {
   return FaultOf(With(absl::StrCat("\"zero_optimization\": {", members, "}")));
 }
 
-// With these members of zero_optimization.
+// Reads a configuration with these members of zero_optimization.
 ConfigReport ReportOf(absl::string_view members) {
   const absl::StatusOr<ConfigReport> report =
       ReadConfig(With(absl::StrCat("\"zero_optimization\": {", members, "}")),
@@ -76,7 +76,7 @@ TEST(Offload, HasRules) {
             "Storage in this version");
 }
 
-// As in DeepSpeed, whose stages 0 to 2 do not look at these.
+// DeepSpeed's stages 0 to 2 ignore these, too.
 TEST(Offload, BelowStage3IsNoted) {
   for (const char* device : {"cpu", "nvme"}) {
     const ConfigReport report = ReportOf(absl::StrCat(
@@ -98,7 +98,7 @@ TEST(Offload, BelowStage3IsNoted) {
   TESSERA_EXPECT_OK(CheckRunnable(nvme.config));
 }
 
-// Of a module on the CPU; Engine::Create looks where it is.
+// The module may be on the CPU; Engine::Create checks where it is.
 TEST(Offload, ToTheCpuIsAccepted) {
   for (const char* members :
        {"\"stage\": 2, \"offload_optimizer\": {\"device\": \"cpu\"}",

@@ -1,4 +1,4 @@
-// The optimizer section, clipping and scaling.
+// Tests the optimizer section, clipping and scaling.
 #include <cmath>
 #include <string>
 #include <utility>
@@ -302,7 +302,7 @@ TEST(Optimizer, MisspeltNamesAreSentToWhatRuns) {
             "you mean 'auto'?");
 }
 
-// What a double holds and a float32 does not: a step would divide by 0, or do
+// A double can hold these and a float32 cannot: a step would divide by 0, or do
 // nothing.
 TEST(Optimizer, NumbersAreThoseOfFloat32) {
   EXPECT_EQ(FaultOf(ParamsJson("\"eps\": 1e-50")),
@@ -333,7 +333,7 @@ TEST(ParamGroups, AreReadAndNamed) {
   EXPECT_EQ(config.optimizer().param_groups(1).ShortDebugString(),
             "name: \"norms\" modules: \"LayerNorm\" frozen: true "
             "gradient_clipping: 0.5");
-  // As a file again, of both kinds.
+  // The result is written to a file again, of both kinds.
   for (const auto& [text, file] :
        {std::pair(ConfigToJson(config), "f.json"),
         std::pair(ConfigToText(config, config), "f.textproto")}) {

@@ -69,7 +69,7 @@ TEST(Fp16, HasRanges) {
       StatusIs(StatusCode::kInvalidArgument, HasSubstr("fp16.loss_scale")));
 }
 
-// DeepSpeed's rule: elsewhere the two mean nothing.
+// As in DeepSpeed, the two keys mean nothing elsewhere.
 TEST(Fp16, BoundsOfADynamicScaleHoldForOneOnly) {
   for (const char* key : {"loss_scale_window", "min_loss_scale"}) {
     const auto fault = [&](absl::string_view members, int value) {
@@ -159,7 +159,7 @@ TEST(NarrowStates, AreWhatDeepSpeedMeans) {
     if (!report->notes.empty()) {
       EXPECT_EQ(report->notes[0].path + ": " + report->notes[0].what, note);
     }
-    // What is completed stays as it is.
+    // A completed configuration stays as it is.
     const auto again = ResolveConfig(report->config, 1);
     TESSERA_EXPECT_OK(again);
     if (again.ok()) {

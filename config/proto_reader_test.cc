@@ -29,7 +29,7 @@ Outcome ReadText(absl::string_view json) {
   return outcome;
 }
 
-// "line:column path: what", one per fault.
+// Returns "line:column path: what" for each fault.
 std::vector<std::string> Faults(const ReadRecord& record) {
   std::vector<std::string> faults;
   for (const ConfigFault& fault : record.faults) {

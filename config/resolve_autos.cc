@@ -18,7 +18,7 @@ constexpr char kMicro[] = "train_micro_batch_size_per_gpu";
 constexpr char kSteps[] = "gradient_accumulation_steps";
 constexpr char kTrain[] = "train_batch_size";
 
-// One key that "auto" may stand for.
+// Describes a key that "auto" may stand for.
 struct Rule {
   const char* path;
   std::vector<const char*> needs;  // names of AutoValues
@@ -47,12 +47,13 @@ const std::vector<Rule>& Rules() {
   return *rules;
 }
 
-// As Hugging Face's default of max_steps, -1: num_train_epochs says it, which
-// only who has the data can turn into steps.
+// Returns whether num_train_epochs gives the steps, as with Hugging Face's
+// default of max_steps, -1. Only a program that has the data can convert epochs
+// into steps.
 bool IsOfEpochs(int64_t max_steps) { return max_steps <= 0; }
 
-// The values as a configuration: what each "auto" would become. `file`: what
-// was written.
+// Returns the values as a configuration: what each "auto" would become. `file`
+// is what was written.
 proto::Config Filled(const AutoValues& values, const proto::Config& file,
                      int world_size) {
   proto::Config c;
@@ -95,7 +96,7 @@ proto::Config Filled(const AutoValues& values, const proto::Config& file,
     c.mutable_bf16()->set_enabled(values.bf16.value_or(false));
     c.mutable_fp16()->set_enabled(values.fp16.value_or(false));
   }
-  // Larger ones would be no counts.
+  // Larger sizes would overflow counts.
   constexpr int64_t kMostHidden = int64_t{1} << 30;
   if (values.hidden_size && *values.hidden_size <= kMostHidden &&
       *values.hidden_size > 0) {
@@ -109,7 +110,8 @@ proto::Config Filled(const AutoValues& values, const proto::Config& file,
   return c;
 }
 
-// Sections in which DeepSpeed puts the default in the place of "auto".
+// Returns whether DeepSpeed replaces "auto" by the default in the path's
+// section.
 bool HasDefaultThere(absl::string_view path) {
   return absl::StrContains(path, '.') &&
          !absl::StartsWith(path, "optimizer.") &&
@@ -138,8 +140,8 @@ void Unresolved(const std::string& path, const Rule* rule,
   }
 }
 
-// Of a batch whose size is given the engine finds the micro-batch; `autos`
-// loses what is settled so.
+// Leaves the micro-batch to the engine if the batch's size is given, and
+// removes from `autos` what that settles.
 void LeaveMicroBatch(const proto::Config& filled, std::set<std::string>* autos,
                      proto::Config* config) {
   const bool left =

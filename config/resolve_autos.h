@@ -1,4 +1,4 @@
-// Puts what the program knows in the place of "auto" (config/auto_values.h).
+// Replaces "auto" by what the program knows (config/auto_values.h).
 #ifndef CONFIG_RESOLVE_AUTOS_H_
 #define CONFIG_RESOLVE_AUTOS_H_
 

@@ -283,7 +283,7 @@ TEST(SchedulerConfigTest, CyclesNeedAMomentum) {
   EXPECT_EQ(fault("{\"type\": \"AdamW\"}", ""), "OK");
 }
 
-// What is completed resolves to itself, of every type.
+// A completed schedule of every type resolves to itself.
 TEST(SchedulerConfigTest, CompletedSchedulersStay) {
   for (const std::string& members :
        {SchedulerOf("OneCycleLR",

@@ -1,5 +1,5 @@
-// The schema with its comments: a serialized FileDescriptorSet, made by protoc
-// when this is built.
+// Holds the schema with its comments: a serialized FileDescriptorSet, which
+// protoc makes during the build.
 #ifndef CONFIG_SCHEMA_DATA_H_
 #define CONFIG_SCHEMA_DATA_H_
 

@@ -99,7 +99,7 @@ TEST(Zero, CountsMayBeWrittenWithExponents) {
   EXPECT_EQ(zero.reduce_bucket_size(), 50000000);
   EXPECT_EQ(zero.stage3_prefetch_bucket_size(), 1500000);
   EXPECT_EQ(zero.stage3_max_live_parameters(), 20000000000);
-  // As transformers computed it once.
+  // An older version of transformers computed such values.
   EXPECT_EQ(FaultOf(ZeroJson("\"stage3_prefetch_bucket_size\": 15099494.4")),
             "zero_optimization.stage3_prefetch_bucket_size: expected an "
             "integer, got 15099494.4");
@@ -324,7 +324,7 @@ TEST(Sharding, GroupsMeanNothingAtStage0) {
   EXPECT_EQ(notes(1, 2), "");
 }
 
-// hpZ.
+// zero_hpz_partition_size becomes a number for reshard_after_forward.
 TEST(Sharding, SecondShardsAreANumberForReshard) {
   const auto config = [](absl::string_view zero, absl::string_view sharding) {
     return ParseConfig(

@@ -1,4 +1,4 @@
-// The trace section.
+// Tests the trace section.
 #include <string>
 #include <utility>
 

@@ -117,7 +117,7 @@ TEST(UnknownKeys, OtherFaultsStayFaults) {
                           HasSubstr("x: unknown key")));
 }
 
-// What others write at the top level, where DeepSpeed ignores it.
+// Other programs write these at the top level, where DeepSpeed ignores them.
 TEST(UnknownKeys, OfOthersAreWarningsByDefault) {
   const Said said = ReadText(R"({"train_batch_size": 8,
     "cuda_visible_devices": "0,1",
@@ -194,7 +194,7 @@ TEST(UnknownKeys, AProgramMayIgnoreThemToo) {
   EXPECT_EQ(section.backend(), "gloo");
 }
 
-// One name, or several; "auto" is a name of its own.
+// The key takes one name or several; "auto" counts as a name.
 TEST(ActivationCheckpointing, NamesUnits) {
   for (const auto& [json, names] :
        std::vector<std::pair<std::string, std::vector<std::string>>>{

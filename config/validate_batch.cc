@@ -37,7 +37,7 @@ class Batch {
   }
 
  private:
-  // T = M * G * W. Accumulation is 1 unless given.
+  // Uses T = M * G * W. Accumulation is 1 unless given.
   void ResolveTrain() {
     const int64_t micro = config_.train_micro_batch_size_per_gpu();
     const int64_t steps = config_.has_gradient_accumulation_steps()
@@ -54,7 +54,7 @@ class Batch {
     config_.set_train_batch_size(train);
   }
 
-  // M or G, whichever is absent, or neither.
+  // Finds M or G, whichever is absent, or neither.
   void ResolveFromTrain() {
     const bool has_micro = config_.has_train_micro_batch_size_per_gpu();
     if (!has_micro && !config_.has_gradient_accumulation_steps()) {
@@ -64,7 +64,7 @@ class Batch {
     const int64_t train = config_.train_batch_size();
     const int64_t micro = config_.train_micro_batch_size_per_gpu();
     const int64_t steps = config_.gradient_accumulation_steps();
-    // Divided step by step, since the product might overflow.
+    // It divides step by step, since the product might overflow.
     int64_t rest = train;
     bool divides = Divide(rest, world_size_);
     if (has_micro) divides = divides && Divide(rest, micro);
@@ -84,7 +84,7 @@ class Batch {
     if (!has_steps) config_.set_gradient_accumulation_steps(rest);
   }
 
-  // "; 32 and 40 would work"
+  // Returns "; 32 and 40 would work".
   std::string Nearest() const {
     const bool all = config_.has_train_micro_batch_size_per_gpu() &&
                      config_.has_gradient_accumulation_steps();

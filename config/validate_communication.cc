@@ -30,7 +30,7 @@ void CheckNccl(const std::string& name, const std::string& value,
 }  // namespace
 
 void CheckCommunication(const proto::Communication& section, Faults* faults) {
-  // In the order of their names; a map has none.
+  // Sort by name, since a map has no order.
   const std::map<std::string, std::string> settings(section.nccl().begin(),
                                                     section.nccl().end());
   for (const auto& setting : settings) {

@@ -15,8 +15,9 @@
 namespace tessera {
 namespace {
 
-// Autocast may go with bf16, not with fp16: DeepSpeed's has a loss scale of its
-// own, beside that of fp16.
+// Checks which modes go together. Autocast may be combined with bf16 but not
+// with fp16: DeepSpeed's autocast has a loss scale of its own, beside that of
+// fp16.
 void CheckEnabled(const proto::Config& config, Faults* faults) {
   constexpr char kTwo[] = " is true too: enable one of the two";
   if (!config.fp16().enabled()) return;
@@ -28,7 +29,7 @@ void CheckEnabled(const proto::Config& config, Faults* faults) {
   }
 }
 
-// Like DeepSpeed, only where the scale is found while training: elsewhere they
+// Checks these keys as DeepSpeed does, only for a dynamic scale: elsewhere they
 // mean nothing, and files hold 0.
 void CheckDynamicScale(const proto::Fp16& fp16, Faults* faults) {
   if (!fp16.enabled() || fp16.loss_scale() != 0) return;
@@ -41,8 +42,8 @@ void CheckDynamicScale(const proto::Fp16& fp16, Faults* faults) {
   check("fp16.min_loss_scale", fp16.min_loss_scale());
 }
 
-// More than a run that trains ever has: a dynamic scale comes down from its
-// first value by one skipped step for each power of 2.
+// Returns more steps than any run that trains skips in a row: a dynamic scale
+// comes down from its first value by one skipped step for each power of 2.
 int64_t SkipsInARow(const proto::Fp16& fp16) {
   constexpr int64_t kEnough = 50;
   if (!fp16.enabled() || fp16.loss_scale() != 0) return kEnough;
@@ -60,7 +61,7 @@ const char* EnabledDtype(const proto::Config& config) {
                                    : "fp32";
 }
 
-// DeepSpeed asks for the same.
+// Checks what DeepSpeed requires, too.
 void CheckParamDtype(const proto::Config& config, Faults* faults) {
   if (!config.data_types().has_param_dtype()) return;
   const std::string& dtype = config.data_types().param_dtype();
@@ -71,9 +72,9 @@ void CheckParamDtype(const proto::Config& config, Faults* faults) {
   }
 }
 
-// What masters of 16 bits do not go with: steps by operators, by directions or
-// of several points, and averages that are exchanged with masters; "" if they
-// do.
+// Returns what prevents masters of 16 bits: steps by operators, by directions
+// or of several points, and averages that are exchanged with masters; "" if
+// nothing does.
 std::string WhyMastersStayWide(const proto::Config& config) {
   if (!config.has_optimizer()) return "";
   const std::string& type = config.optimizer().type();
@@ -99,8 +100,9 @@ void CheckMasterDtype(const proto::Config& config, Faults* faults) {
   faults->Add(kKey, "expected fp32 ", why, ", got '", dtype, "'");
 }
 
-// What DeepSpeed asserts of SECTION_master_weights_and_grads as it makes its
-// optimizer; "" if that holds. `states`: they have 16 bits, too.
+// Returns why DeepSpeed's assertions of SECTION_master_weights_and_grads would
+// fail when it makes its optimizer; "" if they hold. `states`: they have 16
+// bits, too.
 std::string WhyNarrowMastersFail(const proto::Config& config,
                                  const std::string& section, bool enabled,
                                  bool states) {
@@ -143,7 +145,8 @@ void ResolveNarrowMasters(const std::string& section, bool enabled, bool states,
       narrow ? ", rounded stochastically: no update is too small" : "");
 }
 
-// bf16_master_weights_and_grads, bf16_optimizer_states, and fp16's like.
+// Resolves bf16_master_weights_and_grads, bf16_optimizer_states, and the same
+// keys of fp16.
 void ResolveNarrowStates(proto::Config* config, Faults* faults) {
   const proto::Bf16& bf16 = config->bf16();
   const bool states = bf16.bf16_optimizer_states();
@@ -166,7 +169,7 @@ void ResolveNarrowStates(proto::Config* config, Faults* faults) {
   }
 }
 
-// `names`: {what may be written, what is meant}.
+// `names` holds pairs of what may be written and what is meant.
 void Rename(
     std::initializer_list<std::pair<absl::string_view, absl::string_view>>
         names,

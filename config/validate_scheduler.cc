@@ -21,18 +21,18 @@ namespace {
 
 using google::protobuf::FieldDescriptor;
 
-// Of torch.optim.lr_scheduler, but not here.
+// These exist in torch.optim.lr_scheduler, but not here.
 constexpr const char* kOthers[] = {"ChainedScheduler", "LambdaLR",
                                    "MultiplicativeLR", "SequentialLR"};
 constexpr const char* kDeepSpeed[] = {"LRRangeTest", "OneCycle", "WarmupLR",
                                       "WarmupDecayLR", "WarmupCosineLR"};
 
-// Whose rates are their own parameters'; all others multiply each group's.
+// These schedules have rates of their own; all others multiply each group's.
 constexpr const char* kOfOneRate[] = {"LRRangeTest", "OneCycle",
                                       "WarmupLR",    "WarmupDecayLR",
                                       "OneCycleLR",  "CyclicLR"};
 
-// Sets what is absent.
+// Sets the field if it is absent.
 #define TESSERA_DEFAULT(field, value) \
   if (!params->has_##field()) params->set_##field(value)
 
@@ -61,7 +61,7 @@ void FillRangeTest(proto::SchedulerParams* params) {
   TESSERA_DEFAULT(lr_range_test_staircase, false);
 }
 
-// DeepSpeed's defaults, except for what must be given.
+// Fills in DeepSpeed's defaults, except for what must be given.
 void FillDeepSpeed(const std::string& type, double optimizer_lr,
                    proto::SchedulerParams* params) {
   TESSERA_DEFAULT(last_batch_iteration, -1);
@@ -119,7 +119,7 @@ void FillWsd(proto::SchedulerParams* params) {
   TESSERA_DEFAULT(decay_min_ratio, 0);
 }
 
-// torch's defaults.
+// Fills in torch's defaults.
 void FillTorch(const std::string& type, proto::SchedulerParams* params) {
   TESSERA_DEFAULT(last_epoch, -1);
   if (type == "OneCycleLR") return FillOneCycleLr(params);
@@ -188,8 +188,8 @@ std::string Path(absl::string_view name) {
   return absl::StrCat("scheduler.params.", name);
 }
 
-// Parameters that the type does not have, and such as it needs. `params` are as
-// written, `filled` with defaults.
+// Checks for parameters that the type does not have, and for missing ones.
+// `params` are as written, `filled` have defaults.
 void CheckNames(const std::string& type, const proto::SchedulerParams& params,
                 const proto::SchedulerParams& filled, Faults* faults) {
   proto::SchedulerParams known;
@@ -222,7 +222,7 @@ void CheckOneCycleLr(const proto::SchedulerParams& p, Faults* faults) {
                 p.epochs() * p.steps_per_epoch(), ", got ", p.total_steps(),
                 "; leave it out, or them");
   }
-  // torch divides by 0.
+  // Here torch divides by 0.
   if (p.pct_start() * static_cast<double>(p.total_steps()) == 1) {
     faults->Add(Path("pct_start"), "times total_steps is 1, so that the rise ",
                 "has no steps; got ", p.pct_start(), " of ", p.total_steps());
@@ -253,7 +253,8 @@ void CheckMilestones(const proto::SchedulerParams& p, Faults* faults) {
               absl::StrJoin(milestones, ", "));
 }
 
-// What a range of a field (config/scheduler.proto) cannot say. `p`: filled.
+// Checks what the range of a field (config/scheduler.proto) cannot express. `p`
+// is filled.
 void CheckValues(const std::string& type, const proto::SchedulerParams& p,
                  Faults* faults) {
   if (p.has_last_epoch() && p.last_epoch() != -1) {
@@ -277,7 +278,7 @@ void CheckValues(const std::string& type, const proto::SchedulerParams& p,
   if (type == "WSD") CheckWsd(p, faults);
 }
 
-// torch sets a momentum there that the optimizer does not have.
+// Checks that the optimizer has the momentum that torch sets there.
 void CheckHasMomentum(const proto::Optimizer& optimizer,
                       const std::string& type, const proto::SchedulerParams& p,
                       Faults* faults) {
@@ -363,7 +364,7 @@ std::string InsteadOfSchedule(absl::string_view type) {
 }
 
 void ResolveScheduler(proto::Config* config, Faults* faults) {
-  // {} is as if absent, as in DeepSpeed.
+  // {} counts as absent, as in DeepSpeed.
   if (config->scheduler().ByteSizeLong() == 0) config->clear_scheduler();
   if (!config->has_scheduler()) return;
   proto::Scheduler& scheduler = *config->mutable_scheduler();

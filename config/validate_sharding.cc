@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// A key that only says what another one says now.
+// Replaces a deprecated key by the one that says the same now.
 void ResolveDeprecated(proto::ZeroOptimization* zero, Faults* faults) {
   const auto both = [&](const char* key, const char* other) {
     faults->Add(key, "says the same as ", other, ": write that alone");
@@ -102,8 +102,8 @@ bool HasSecondShards(const proto::ZeroOptimization& zero) {
   return zero.zero_hpz_partition_size() > 1;
 }
 
-// hpZ is a number for reshard_after_forward. REQUIRES: `sharding` has no
-// defaults yet, so what it says was given.
+// Makes hpZ the value of reshard_after_forward. REQUIRES: `sharding` has no
+// defaults yet, so what is set was given.
 void ResolveSecondShards(int world_size, const proto::ZeroOptimization& zero,
                          proto::Sharding* sharding, Faults* faults) {
   const int64_t ranks = zero.zero_hpz_partition_size();
@@ -159,7 +159,8 @@ void CheckGroups(int world_size, const proto::ZeroOptimization& zero,
   }
 }
 
-constexpr int64_t kBlock = 4096;  // bytes of a disk's; elements of a slice
+constexpr int64_t kBlock =
+    4096;  // bytes of a disk's block; elements of a slice
 
 bool StatesMayBeOnDisk(const proto::ZeroOptimization& zero) {
   const auto may_be = [](const std::string& device) {
@@ -219,7 +220,8 @@ void ResolveActivations(proto::ActivationCheckpointing* activations,
                          activations->units());
 }
 
-// Slices begin at blocks of a disk: 64 elements of 8 bits are 68 bytes.
+// Checks that slices begin at blocks of a disk: 64 elements of 8 bits are 68
+// bytes.
 void ResolveOffloadTuning(proto::Config* config, Faults* faults) {
   proto::OffloadTuning& tuning = *config->mutable_sharding()->mutable_offload();
   FillDefaults(&tuning);

@@ -34,8 +34,8 @@ std::vector<Sample> DistributedOrder::NextBatch(int64_t count) {
   TESSERA_CHECK_GT(count, 0);
   std::vector<Sample> batch(static_cast<size_t>(count));
   for (Sample& sample : batch) {
-    // The state before a sample is where the round of all ranks begins that it
-    // is of; the places behind the last sample are padding.
+    // The state before a sample is the beginning of its round of all ranks; the
+    // places after the last sample are padding.
     const SamplerState round = sampler_.state();
     sample.epoch = round.epoch;
     sample.padding = round.position + options_.rank >= options_.num_samples;

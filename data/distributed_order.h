@@ -1,5 +1,5 @@
-// DistributedOrder: the order of a DistributedSampler (data/
-// distributed_sampler.h) as a loader sees it.
+// DistributedOrder is the order of a DistributedSampler
+// (data/distributed_sampler.h) in the form that a loader takes.
 #ifndef DATA_DISTRIBUTED_ORDER_H_
 #define DATA_DISTRIBUTED_ORDER_H_
 
@@ -19,7 +19,8 @@ namespace tessera {
 
 class DistributedOrder : public SampleOrder {
  public:
-  // Starts at epoch 0, position 0. Errors as DistributedSampler::Create's.
+  // Starts at epoch 0, position 0. Errors are those of
+  // DistributedSampler::Create.
   static absl::StatusOr<std::unique_ptr<SampleOrder>> Create(
       const DistributedSamplerOptions& options);
 
@@ -28,8 +29,8 @@ class DistributedOrder : public SampleOrder {
   int64_t LeftInEpoch() const override;
   absl::Status SetEpoch(int64_t epoch) override;
 
-  // "epoch=1 position=640 samples=1000 seed=7 shuffle=1". Rank and world size
-  // are not in it, and drop_last may be another at Seek.
+  // Returns "epoch=1 position=640 samples=1000 seed=7 shuffle=1". Rank and
+  // world size are not in it, and drop_last may differ at Seek.
   std::string State() const override;
   absl::Status Seek(absl::string_view state) override;
 

@@ -18,8 +18,8 @@ class Splitmix64 {
 
   uint64_t Next() { return MixBits(state_ += kMixStep); }
 
-  // Uniform in [0, bound): the upper word of draw * bound, where draws whose
-  // lower word is below 2^64 mod bound are thrown away.
+  // Returns a number uniform in [0, bound): the upper word of draw * bound,
+  // where draws whose lower word is below 2^64 mod bound are thrown away.
   uint64_t Below(uint64_t bound) {
     const uint64_t reject_below = (0 - bound) % bound;
     for (;;) {
@@ -118,8 +118,8 @@ std::vector<int64_t> DistributedSampler::NextBatch(int64_t count) {
   return batch;
 }
 
-// The end of an epoch is the begin of the next: how much padding it had depends
-// on the world size.
+// The end of an epoch counts as the beginning of the next, since its padding
+// depends on the world size.
 SamplerState DistributedSampler::state() const {
   if (taken_ == samples_per_rank()) return {epoch_ + 1, 0};
   return {epoch_, first_ + taken_ * options_.world_size};

@@ -1,5 +1,5 @@
-// DistributedSampler: which samples this rank sees, in which order; torch's
-// DistributedSampler with an order that is our own.
+// DistributedSampler decides which samples this rank sees, in which order. It
+// is torch's DistributedSampler with an order of our own.
 //
 //   epoch order  p = permutation(seed, epoch) of 0..N-1, or 0..N-1 unshuffled
 //   padded       p0 p1 p2 p3 p4 | p0       N = 5, W = 2: to W * ceil(N/W)
@@ -8,21 +8,21 @@
 //
 // With drop_last the padded order is cut to W * floor(N/W) instead.
 //
-// The permutation depends on seed, epoch and N alone: not on rank, world size,
-// library or machine. So the samples of one global batch are the same at every
+// The permutation depends on seed, epoch and N alone, not on rank, world size,
+// library or machine. So the samples of one global batch are identical at every
 // world size that divides it.
 //
-// Where another number of ranks goes on in the middle of an epoch, it takes
-// what is left, p[position], p[position+1], ..., in rounds of its own: each
-// sample that nobody has seen comes once, however many ranks there were before.
+// A different number of ranks that resumes in the middle of an epoch takes what
+// is left, p[position], p[position+1], ..., in rounds of its own: each sample
+// that nobody has seen comes once, however many ranks there were before.
 //
-// Note [Shuffle]. Fisher-Yates from the end (for i = N-1 .. 1 swap p[i] with
-// p[j], j uniform in 0..i) on splitmix64, started at
-// mix(seed) ^ (epoch * 0x9E3779B97F4A7C15), j drawn by multiplication with
-// rejection (no bias). A change of this is a change of every training run.
+// Note [Shuffle]. The shuffle is Fisher-Yates from the end (for i = N-1 .. 1
+// swap p[i] with p[j], j uniform in 0..i) on splitmix64, started at mix(seed) ^
+// (epoch * 0x9E3779B97F4A7C15); j is drawn by multiplication with rejection (no
+// bias). A change of this changes every training run.
 //
-// Threads: outside order needed. LOCAL throughout: ranks agree by their
-// options.
+// Threads: the caller serializes the calls. LOCAL throughout: ranks agree by
+// their options.
 #ifndef DATA_DISTRIBUTED_SAMPLER_H_
 #define DATA_DISTRIBUTED_SAMPLER_H_
 
@@ -44,9 +44,9 @@ struct DistributedSamplerOptions {
   bool drop_last = false;  // cut the ragged end instead of padding it
 };
 
-// Where ranks are that run in step, the same on all: together they have taken
-// `position` samples of epoch `epoch`, always fewer than it has. So it stands
-// for the same place at any world size.
+// SamplerState is where ranks that run in step are, the same on all: together
+// they have taken `position` samples of epoch `epoch`, always fewer than it
+// has. So it means the same place at any world size.
 struct SamplerState {
   int64_t epoch = 0;
   int64_t position = 0;
@@ -57,36 +57,38 @@ inline bool operator==(const SamplerState& a, const SamplerState& b) {
 
 class DistributedSampler {
  public:
-  // Starts at epoch 0, position 0. O(N) time and memory here and at each new
-  // epoch, 8 N / W bytes kept. Returns InvalidArgument for num_samples < 1, a
-  // rank outside 0..W-1, or drop_last with fewer samples than ranks.
+  // Starts at epoch 0, position 0. Takes O(N) time and memory here and at each
+  // new epoch, and keeps 8 N / W bytes. Returns InvalidArgument for num_samples
+  // < 1, a rank outside 0..W-1, or drop_last with fewer samples than ranks.
   static absl::StatusOr<DistributedSampler> Create(
       const DistributedSamplerOptions& options);
 
-  // The next sample; behind the last one of an epoch comes the first of the
-  // next.
+  // Returns the next sample; the last one of an epoch is followed by the first
+  // of the next.
   int64_t Next();
-  // The next `count` samples, over the end of an epoch if need be, so that
-  // every batch is full.
+  // Returns the next `count` samples, across the end of an epoch if need be, so
+  // that every batch is full.
   std::vector<int64_t> NextBatch(int64_t count);
 
-  // To the start of `epoch`. REQUIRES: epoch >= 0.
+  // Moves to the start of `epoch`. REQUIRES: epoch >= 0.
   void SetEpoch(int64_t epoch);
 
-  // What Seek needs to go on with the sample that Next() would give now.
+  // Returns what Seek needs to resume with the sample that Next() would return
+  // now.
   SamplerState state() const;
-  // InvalidArgument for a state of a set of fewer samples than that.
+  // Moves to a state. Returns InvalidArgument if the state does not fit a set
+  // of this many samples.
   absl::Status Seek(const SamplerState& state);
 
-  // This rank's samples of the current epoch, in order; valid until the epoch
-  // changes, or the next Seek.
+  // Returns this rank's samples of the current epoch, in order; valid until the
+  // epoch changes or the next Seek.
   absl::Span<const int64_t> indices() const { return indices_; }
   int64_t samples_per_rank() const;
 
  private:
   explicit DistributedSampler(const DistributedSamplerOptions& options);
   void FillIndices();
-  // Rounds of the epoch begin at its sample `first`, fewer than one round on.
+  // Begins an epoch whose rounds start at its sample `first`.
   void Begin(int64_t epoch, int64_t first);
 
   DistributedSamplerOptions options_;

@@ -62,7 +62,7 @@ std::vector<int64_t> Iota(int64_t count) {
   return values;
 }
 
-// Golden. A change here changes every training run, see Note [Shuffle].
+// A change of these values changes every training run, see Note [Shuffle].
 TEST(DistributedSampler, KnownOrders) {
   DistributedSampler sampler = Make(Options(8));
   EXPECT_THAT(Indices(sampler), ElementsAre(1, 2, 6, 5, 4, 0, 3, 7));
@@ -127,7 +127,7 @@ TEST_P(SamplerShapes, DropLastCutsTheSameOrder) {
   EXPECT_TRUE(std::equal(dropped.begin(), dropped.end(), padded.begin()));
 }
 
-// What a job of W ranks takes, in order, is what one rank would take.
+// The samples of a job of W ranks, in order, are those of one rank.
 TEST_P(SamplerShapes, OrderDoesNotDependOnWorldSize) {
   std::vector<int64_t> all = Interleaved(options());
   all.resize(static_cast<size_t>(GetParam().num_samples));

@@ -31,7 +31,7 @@ std::string Padded(int64_t number, size_t width) {
   return digits;
 }
 
-// What stands between braces as a list; absent if it is none.
+// Returns the list that stands between braces; absent if it is none.
 absl::StatusOr<std::optional<std::vector<std::string>>> Choices(
     absl::string_view inside, absl::string_view pattern) {
   using Result = std::optional<std::vector<std::string>>;
@@ -112,7 +112,7 @@ absl::StatusOr<std::vector<std::string>> MatchFiles(absl::string_view pattern) {
     }
     glob_t found = {};
     const auto freed = absl::MakeCleanup([&found] { globfree(&found); });
-    // Sorted below, since glob's own order depends on the locale.
+    // Names are sorted below, since glob's own order depends on the locale.
     const int error = glob(name.c_str(), GLOB_NOSORT, nullptr, &found);
     if (error == GLOB_NOMATCH) {
       return absl::NotFoundError(absl::StrCat(name, ": matches no file"));

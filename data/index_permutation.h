@@ -1,15 +1,15 @@
-// IndexPermutation: a random order of 0 .. n-1 of which any place can be asked
-// for, without a table.
+// IndexPermutation is a random order of 0 .. n-1, any place of which can be
+// computed without a table.
 //
 // The order is a Feistel network of eight rounds of MixBits (base/bits.h) on
-// the numbers of an even count of bits, and what lies at n or above is sent
-// through again until it is below ("cycle walking"; Black and Rogaway, Ciphers
-// with Arbitrary Finite Domains, 2002). It takes O(1) memory and, for a place,
-// 8 to 32 rounds on average, where the table of Fisher-Yates takes 8 n bytes
-// and O(n) at the begin of each epoch. Bits depend on n and key alone. A change
-// of this is a change of every run that uses a Mixture.
+// numbers of an even count of bits; a result of n or above goes through again
+// until it is below ("cycle walking"; Black and Rogaway, Ciphers with Arbitrary
+// Finite Domains, 2002). It takes O(1) memory and 8 to 32 rounds for a place on
+// average, where the table of Fisher-Yates takes 8 n bytes and O(n) time at the
+// beginning of each epoch. The bits depend on n and key alone. A change of this
+// changes every run that uses a Mixture.
 //
-// Threads: const.
+// Threads: const methods may run concurrently.
 #ifndef DATA_INDEX_PERMUTATION_H_
 #define DATA_INDEX_PERMUTATION_H_
 
@@ -22,7 +22,7 @@ class IndexPermutation {
   // REQUIRES: n >= 1.
   IndexPermutation(int64_t n, uint64_t key);
 
-  // What stands at `place`. REQUIRES: 0 <= place < n.
+  // Returns the number at `place`. REQUIRES: 0 <= place < n.
   int64_t At(int64_t place) const;
 
  private:

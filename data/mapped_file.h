@@ -1,8 +1,8 @@
-// MappedFile: the bytes of one file, mapped read-only.
+// MappedFile gives the bytes of one file, mapped read-only.
 //
 // Pages are read when touched and shared between the processes of a host. The
 // file must not be truncated while it is mapped: reading on ends the process
-// (SIGBUS), which names the file on stderr. Threads: const methods may run
+// (SIGBUS), with the file's name on stderr. Threads: const methods may run
 // concurrently.
 #ifndef DATA_MAPPED_FILE_H_
 #define DATA_MAPPED_FILE_H_
@@ -28,8 +28,8 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& other) noexcept;
   ~MappedFile();
 
-  // All bytes, the first of them at a page's begin; valid as long as this or
-  // what it is moved to. Empty when moved from.
+  // Returns all bytes, which begin at a page; valid as long as this or what it
+  // is moved to. Empty when moved from.
   absl::Span<const uint8_t> bytes() const { return bytes_; }
   const std::string& path() const { return path_; }
 

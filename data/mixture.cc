@@ -42,9 +42,10 @@ absl::Status Check(const MixtureOptions& options) {
   return absl::OkStatus();
 }
 
-// The least denominator by which all shares are whole; 0 if there is none.
+// Returns the least denominator that makes all shares whole; 0 if there is
+// none.
 int64_t CommonDenominator(const std::vector<double>& shares) {
-  // Of 10^9 samples, less than one would be given otherwise.
+  // With this tolerance less than one of 10^9 samples goes to another source.
   constexpr double kTolerance = 1e-9;
   for (int64_t q = 1; q <= kMaxDenominator; ++q) {
     const auto whole = [q](double share) {
@@ -56,8 +57,8 @@ int64_t CommonDenominator(const std::vector<double>& shares) {
   return 0;
 }
 
-// Whole turns that add up to `period`: rounded down, and one more for those
-// that lost most, the first of equals.
+// Returns whole turns that add up to `period`: rounded down, and one more for
+// those that lost most, the first among equals.
 std::vector<int64_t> RoundedTurns(const std::vector<double>& shares,
                                   int64_t period) {
   std::vector<int64_t> turns;
@@ -86,7 +87,7 @@ absl::StatusOr<std::vector<int64_t>> WholeTurns(const MixtureOptions& options) {
   const int64_t denominator = CommonDenominator(shares);
   std::vector<int64_t> turns =
       RoundedTurns(shares, denominator > 0 ? denominator : kFinePeriod);
-  // A denominator's products are whole but for the last bits of a double.
+  // Products of a denominator are whole except for the last bits of a double.
   for (size_t i = 0; denominator > 0 && i < turns.size(); ++i) {
     turns[i] = std::llround(shares[i] * static_cast<double>(denominator));
   }
@@ -110,10 +111,10 @@ absl::StatusOr<Mixture> Mixture::Create(const MixtureOptions& options) {
   return mixture;
 }
 
-// Tijdeman's rule, in integers: of the sources that are behind by 1 / slack of
-// a turn or more, where slack is 2 k - 2, the one that would first be behind by
-// 1 - 1 / slack has its turn. Behind by is t * n / period - x, where n is
-// turns_of_ and x what it has had.
+// Applies Tijdeman's rule, in integers. Of the sources that are behind by 1 /
+// slack of a turn or more, where slack is 2 k - 2, the next turn goes to the
+// one that would first be behind by 1 - 1 / slack. A source is behind by t * n
+// / period - x, where n is turns_of_ and x its turns so far.
 void Mixture::FillTurns() {
   const auto count = static_cast<int64_t>(turns_of_.size());
   const int64_t period =
@@ -126,7 +127,8 @@ void Mixture::FillTurns() {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t behind = t * turns_of_[i] - had[i] * period;
       if (count > 1 && behind * slack < period) continue;
-      // What is left until it must have a turn, times slack * period / n.
+      // This is the time left until it must have a turn, times slack * period /
+      // n.
       const int64_t left = (slack - 1) * period - slack * behind;
       if (best >= 0 && left * turns_of_[best] >= best_left * turns_of_[i]) {
         continue;
@@ -147,7 +149,7 @@ void Mixture::FindEnd() {
     const auto source = static_cast<size_t>(turn.source);
     const int64_t samples = options_.sources[source].num_samples;
     if (samples % turns_of_[source] != turn.earlier) continue;
-    // This turn of that period would be the first of its second epoch.
+    // This turn of that period would be the first of the source's second epoch.
     const absl::int128 end =
         absl::int128(samples / turns_of_[source]) * period + i;
     if (end < num_samples_) num_samples_ = static_cast<int64_t>(end);
@@ -167,7 +169,7 @@ MixedSample Mixture::At(int64_t index) const {
   sample.epoch = number / samples;
   sample.index = number % samples;
   if (options_.shuffle) {
-    // Mixed after each, so that small numbers keep apart.
+    // The key is mixed after each value, so that small numbers differ enough.
     uint64_t key = MixBits(options_.seed + kMixStep);
     key = MixBits(key ^ static_cast<uint64_t>(source) * kMixStep);
     key ^= static_cast<uint64_t>(sample.epoch) * kMixStep;

@@ -1,26 +1,26 @@
-// Mixture: several sources as one, each with a share of its own: what
-// Megatron-LM's blended dataset is.
+// Mixture combines several sources, each with a share of its own, as
+// Megatron-LM's blended dataset does.
 //
 //   shares      a 0.5, b 0.3, c 0.2
 //   index       0 1 2 3 4 5 6 7 8 9 | 10 ...      the period is 10: its table
 //   source      a b a c a b a c b a | a  ...      says whose turn it is
 //   of source a 0   1   2   3     4 | 5           place in its own order
 //
-// Which sample comes at a place depends on (sources, seed, index) alone, and is
-// found in O(1): so any rank of any world size, any thread and any resumed run
-// sees the same. Each source is shuffled anew in each epoch of its own
+// Which sample comes at a place depends on (sources, seed, index) alone and is
+// found in O(1), so any rank of any world size, any thread and any resumed run
+// sees the same. Each source is shuffled anew in each of its own epochs
 // (data/index_permutation.h).
 //
-// Shares. After any number t of samples, source d has had t * share(d), less
-// than one more or less: turns are given as by Tijdeman, The chairman
+// Shares. After any number t of samples, source d has had t * share(d) samples,
+// give or take less than one. Turns are assigned as by Tijdeman, The chairman
 // assignment problem (Discrete Mathematics 32, 1980), whose bound is 1 - 1 / (2
-// k - 2) for k >= 2 sources. (The largest deficit, as in Megatron's
-// build_blending_indices, has no such bound.) Weights become whole turns of a
-// period: exactly, where they have a common denominator of up to 65536 (0.7 and
-// 0.3; 3 and 1), else rounded to multiples of 2^-20 of all.
+// k - 2) for k >= 2 sources. (Taking the largest deficit, as Megatron's
+// build_blending_indices does, has no such bound.) Weights become whole turns
+// of a period: exactly, where they have a common denominator of up to 65536
+// (0.7 and 0.3; 3 and 1), otherwise rounded to multiples of 2^-20 of the total.
 //
-// A loader takes its order from data/mixture_order.h, which gives out places of
-// the mixture by ranks.
+// A loader takes its order from data/mixture_order.h, which assigns places of
+// the mixture to ranks.
 //
 // Threads: const methods may run concurrently. LOCAL: ranks agree by their
 // options.
@@ -37,7 +37,7 @@ namespace tessera {
 
 struct MixtureSource {
   int64_t num_samples = 0;  // at least 1
-  double weight = 0;        // above 0; what counts is its part of the sum
+  double weight = 0;        // above 0; only its fraction of the sum counts
 };
 
 enum class MixtureEnd {
@@ -63,23 +63,26 @@ inline bool operator==(const MixedSample& a, const MixedSample& b) {
 
 class Mixture {
  public:
-  // O(period * sources) time, 8 bytes for each turn of the period kept: at most
-  // 8 MiB. InvalidArgument naming the source for one without samples, a weight
-  // that is not a number above 0, one less than 2^-21 of all.
+  // Takes O(period * sources) time and keeps 8 bytes for each turn of the
+  // period, at most 8 MiB. Returns InvalidArgument naming a source that has no
+  // samples, a weight that is not a number above 0, or a weight below 2^-21 of
+  // the total.
   static absl::StatusOr<Mixture> Create(const MixtureOptions& options);
 
   // REQUIRES: 0 <= index < num_samples().
   MixedSample At(int64_t index) const;
 
-  // With kStop what comes before the first source would start over, else no
-  // end.
+  // With kStop the number of samples before the first source would start over;
+  // otherwise kEndless.
   static constexpr int64_t kEndless = std::numeric_limits<int64_t>::max();
   int64_t num_samples() const { return num_samples_; }
 
   int num_sources() const { return static_cast<int>(options_.sources.size()); }
-  // The part of all samples that source `source` has, after rounding.
+  // Returns the fraction of all samples that source `source` has, after
+  // rounding.
   double share(int source) const;
-  // Of all that says which sample comes where; to be compared.
+  // Returns a fingerprint of all that decides which sample comes where, for
+  // comparison.
   uint64_t fingerprint() const;
 
  private:

@@ -1,11 +1,11 @@
-// MixtureOrder: the places of a Mixture (data/mixture.h) that a rank takes, as
-// a loader sees it: rank r of W takes p + r, p + r + W, ..., where p is where
-// all of them began or were sent to.
+// MixtureOrder gives each rank its places of a Mixture (data/mixture.h) in the
+// form that a loader takes: rank r of W takes p + r, p + r + W, ..., where p is
+// where all ranks began or were sent to.
 //
-// Sample::index is a place of the mixture: what Mixture::At takes. An epoch is
-// the whole mixture, of which there is one where sources repeat; where the
-// first source that ends is the end, the next epoch is the same again. What is
-// left of an epoch when it is less than one sample for each rank is left out.
+// Sample::index is a place of the mixture, which Mixture::At takes. An epoch is
+// the whole mixture. Where sources repeat there is only one epoch; where the
+// first source that ends is the end, the next epoch is the same again. A rest
+// of an epoch with less than one sample for each rank is left out.
 #ifndef DATA_MIXTURE_ORDER_H_
 #define DATA_MIXTURE_ORDER_H_
 
@@ -24,8 +24,8 @@ namespace tessera {
 
 class MixtureOrder : public SampleOrder {
  public:
-  // `mixture` outlives this. InvalidArgument for a rank outside 0..W-1, or a
-  // mixture with fewer samples than ranks.
+  // `mixture` outlives this. Returns InvalidArgument for a rank outside 0..W-1,
+  // or a mixture with fewer samples than ranks.
   static absl::StatusOr<std::unique_ptr<SampleOrder>> Create(
       const Mixture* mixture, int rank, int world_size);
 
@@ -34,7 +34,8 @@ class MixtureOrder : public SampleOrder {
   int64_t LeftInEpoch() const override;
   absl::Status SetEpoch(int64_t epoch) override;
 
-  // "epoch=0 position=640 mixture=1f0c..": rank and world size are not in it.
+  // Returns "epoch=0 position=640 mixture=1f0c.."; rank and world size are not
+  // in it.
   std::string State() const override;
   absl::Status Seek(absl::string_view state) override;
 
@@ -42,7 +43,7 @@ class MixtureOrder : public SampleOrder {
   MixtureOrder(const Mixture* mixture, int rank, int world_size)
       : mixture_(*mixture), rank_(rank), world_size_(world_size) {}
   std::string OfWhat() const;
-  // To the next epoch where this one has no more whole round.
+  // Moves to the next epoch if this one has no whole round left.
   void Settle();
 
   const Mixture& mixture_;  // not owned

@@ -52,7 +52,7 @@ TEST(IndexPermutation, AllOrdersAreEquallyLikely) {
   for (const auto& [order, count] : counts) EXPECT_NEAR(count, 100, 60);
 }
 
-// Golden: a change here changes every run that mixes sources.
+// A change of these values changes every run that mixes sources.
 TEST(IndexPermutation, KnownOrder) {
   std::vector<int64_t> order;
   for (int64_t i = 0; i < 8; ++i) {
@@ -82,7 +82,7 @@ std::vector<int> Sources(const Mixture& mixture, int64_t count) {
   return sources;
 }
 
-// Golden.
+// These turns must not change either.
 TEST(Mixture, KnownTurns) {
   EXPECT_THAT(Sources(Make(Options({0.5, 0.3, 0.2})), 12),
               ElementsAre(0, 1, 0, 2, 0, 1, 0, 2, 1, 0, 0, 1));

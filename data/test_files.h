@@ -1,4 +1,4 @@
-// Files of tests: written, then found again by their path.
+// Writes files of tests and finds them again by their path.
 #ifndef DATA_TEST_FILES_H_
 #define DATA_TEST_FILES_H_
 
@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-// "TEMP/suite-test-name": tests of one program do not meet.
+// Returns "TEMP/suite-test-name", so that tests of one program do not collide.
 inline std::string TestPath(const std::string& name) {
   const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
   std::string path = ::testing::TempDir() + "/" + test->test_suite_name() +
@@ -50,7 +50,7 @@ inline std::string ReadBytes(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Numbers as they lie in a file on a little-endian machine.
+// Returns the bytes of numbers as a little-endian machine stores them.
 template <typename T>
 std::string BytesOf(const std::vector<T>& numbers) {
   return {reinterpret_cast<const char*>(numbers.data()),

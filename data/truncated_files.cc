@@ -1,5 +1,6 @@
-// Why a table of plain bytes: a signal's handler may not take locks or memory.
-// A slot is written before its `begin` is stored, and read after it was loaded.
+// The table holds plain bytes, since a signal's handler may not take locks or
+// memory. A slot is written before its `begin` is stored, and read after it was
+// loaded.
 #include "data/truncated_files.h"
 
 #include <signal.h>
@@ -36,7 +37,7 @@ void NameTheFile(int sig, siginfo_t* info, void*) {
     }
     if (write(STDERR_FILENO, slot.line, slot.length) < 0) break;
   }
-  // The access comes again, and what was there before us takes it.
+  // The access is repeated, and the previous handler takes it.
   sigaction(sig, &g_before, nullptr);
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kNamedSamples = 8;
 
-// "loader: batch 3 (4 samples of epoch 0: 5, 2, 9, 1)"
+// Returns "loader: batch 3 (4 samples of epoch 0: 5, 2, 9, 1)".
 std::string Describe(const Batch& batch) {
   std::string text = absl::StrCat("loader: batch ", batch.number);
   const std::vector<Sample>& samples = batch.samples;
@@ -52,7 +52,7 @@ absl::Status BatchMaker::DrawSamples(Batch* batch) {
     count = std::min(count, order_->LeftInEpoch());
   }
   batch->samples = order_->NextBatch(count);
-  // At once: nobody is to be told that the epoch goes on.
+  // This comes at once, so that epoch() does not say that the epoch continues.
   TESSERA_RETURN_IF_ERROR(PassShortEnd());
   batch->ends_epoch = order_->epoch() != epoch;
   return absl::OkStatus();
@@ -77,14 +77,14 @@ absl::Status BatchMaker::SetEpoch(int64_t epoch) {
   return absl::OkStatus();
 }
 
-// Whoever calls, a worker or the program in the middle of its own guards, the
-// same operators run.
+// Whether a worker calls it or the program with guards of its own, the same
+// operators run.
 absl::Status BatchMaker::MakeTensors(Batch* batch,
                                      const std::atomic<bool>* cancelled) {
   const c10::AutoGradMode no_gradients(false);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
-  // Pinning makes a context on the current device.
+  // Pinning creates a context on the current device.
   const c10::OptionalDeviceGuard device(
       options_.device.is_cpu() ? std::nullopt
                                : std::optional<c10::Device>(options_.device));

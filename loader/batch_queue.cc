@@ -11,9 +11,9 @@
 
 namespace tessera {
 
-// A worker's operators run on it alone: teams of several workers would stand in
-// each other's way, and in the way of the training. libtorch gives new threads
-// as many as the last one was set to, so that is put right behind them.
+// A worker's operators run on its thread alone: thread teams of several workers
+// would slow each other and the training. libtorch gives new threads the number
+// that was set last, so that is restored afterwards.
 absl::StatusOr<std::unique_ptr<BatchQueue>> BatchQueue::Start(
     BatchMaker* maker, const BatchQueueLimits& limits) {
   std::unique_ptr<BatchQueue> queue(new BatchQueue(maker, limits));
@@ -22,7 +22,7 @@ absl::StatusOr<std::unique_ptr<BatchQueue>> BatchQueue::Start(
   for (int i = 0; i < limits.workers && status.ok(); ++i) {
     absl::Notification begun;
     auto thread = StartThread("tessera-loader", [&, self = queue.get()] {
-      (void)at::get_num_threads();  // takes the number of all, once
+      (void)at::get_num_threads();  // initializes this thread's number, once
       if (all > 1) at::set_num_threads(1);
       begun.Notify();
       self->Work();
@@ -53,9 +53,9 @@ void BatchQueue::Work() {
   }
 }
 
-// How large a batch is shows when it is made. So that the limit holds, only one
-// is made until there has been one, and those that are being made count as the
-// largest so far.
+// Returns whether another batch may be made. A batch's size is known once it is
+// made. To keep the limit, only one is made until there has been one, and those
+// that are being made count as the largest so far.
 bool BatchQueue::HasRoom() const {
   if (slots_.empty()) return true;  // one, however large: nobody waits for ever
   if (slots_.size() >= limits_.depth) return false;
@@ -65,8 +65,8 @@ bool BatchQueue::HasRoom() const {
   return ready_bytes_ + begun * largest_bytes_ <= limits_.bytes;
 }
 
-// An order may take long to go to its next epoch; meanwhile what is ready must
-// be had, so the draw is outside of the lock.
+// Draws outside of the lock, since an order may take long to go to its next
+// epoch, and batches that are ready must be available meanwhile.
 std::shared_ptr<BatchQueue::Slot> BatchQueue::Begin() {
   auto slot = std::make_shared<Slot>();
   {
@@ -90,7 +90,7 @@ void BatchQueue::End(const std::shared_ptr<Slot>& slot) {
   slot->ready = true;
   ++ready_;
   ready_bytes_ += slot->drawn->batch.bytes;
-  if (!slot->drawn->status.ok()) return;  // says nothing of how large they are
+  if (!slot->drawn->status.ok()) return;  // its size is not known
   largest_bytes_ = std::max(largest_bytes_, slot->drawn->batch.bytes);
 }
 

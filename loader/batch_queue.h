@@ -1,13 +1,13 @@
-// BatchQueue: threads that make batches ahead, and the batches in the order in
-// which they were drawn.
+// BatchQueue has threads that make batches ahead, and holds the batches in the
+// order in which they were drawn.
 //
 //   slots_   [ready][ready][being made][ready][being made]   <- drawn next
 //      Take ->                                    limit: depth, bytes
 //
-// A worker draws its batch and appends it to the queue before it makes it; so
-// the order is that of the draws, whoever is done first.
+// A worker draws its batch and appends it to the queue before it makes it, so
+// the order is that of the draws, whichever worker finishes first.
 //
-// Threads: Take, Ready and Restart from one thread, the consumer.
+// Threads: one thread, the consumer, calls Take, Ready and Restart.
 #ifndef LOADER_BATCH_QUEUE_H_
 #define LOADER_BATCH_QUEUE_H_
 
@@ -31,16 +31,16 @@ namespace tessera {
 struct BatchQueueLimits {
   int workers = 1;
   size_t depth = 2;   // batches in the queue
-  int64_t bytes = 0;  // of them; 0: no limit
+  int64_t bytes = 0;  // bytes of the queued batches; 0: no limit
 };
 
 class BatchQueue {
  public:
-  // `maker` outlives this; only the queue draws from it. ResourceExhausted (no
-  // threads).
+  // `maker` outlives this; only the queue draws from it. Returns
+  // ResourceExhausted if there are no threads.
   static absl::StatusOr<std::unique_ptr<BatchQueue>> Start(
       BatchMaker* maker, const BatchQueueLimits& limits);
-  // Drops what there is; waits for calls of Make under way.
+  // Drops all batches; waits for calls of Make under way.
   ~BatchQueue();
   BatchQueue(const BatchQueue&) = delete;
   BatchQueue& operator=(const BatchQueue&) = delete;
@@ -48,20 +48,21 @@ class BatchQueue {
   struct Taken {
     std::unique_ptr<DrawnBatch> drawn;
     absl::Duration waited;  // until it was ready
-    int ready = 0;          // when Take was called, with it if it was
+    int ready = 0;          // batches that were ready when Take was called
   };
-  // The next batch. Blocking.
+  // Returns the next batch. Blocking.
   Taken Take() ABSL_LOCKS_EXCLUDED(mutex_);
-  // The batch that is to be taken after `before` others, if it is ready; stays
-  // in the queue, and is the consumer's to change; null otherwise.
+  // Returns the batch that will be taken after `before` others, if it is ready;
+  // null otherwise. It stays in the queue, and the consumer may change it.
   DrawnBatch* Ready(size_t before) ABSL_LOCKS_EXCLUDED(mutex_);
   // Calls `go`, which moves the maker's order, while nobody draws. If it
-  // returns OK all batches are dropped, and the next one comes from there.
+  // returns OK all batches are dropped, and the next one comes from the new
+  // place.
   absl::Status Restart(absl::FunctionRef<absl::Status()> go)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // The queue's batches between two calls of Restart.
+  // Run holds the queue's batches between two calls of Restart.
   struct Run {
     std::atomic<bool> cancelled{false};
   };
@@ -74,7 +75,7 @@ class BatchQueue {
   BatchQueue(BatchMaker* maker, const BatchQueueLimits& limits)
       : maker_(maker), limits_(limits) {}
   void Work();
-  // Waits for room and draws; null if the queue ends.
+  // Waits for room and draws; returns null if the queue ends.
   std::shared_ptr<Slot> Begin() ABSL_LOCKS_EXCLUDED(mutex_);
   void End(const std::shared_ptr<Slot>& slot) ABSL_LOCKS_EXCLUDED(mutex_);
   bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -92,9 +93,9 @@ class BatchQueue {
   std::shared_ptr<Run> run_ ABSL_GUARDED_BY(mutex_) = std::make_shared<Run>();
   int ready_ ABSL_GUARDED_BY(mutex_) = 0;  // of slots_
   int64_t ready_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Of those that were ever ready; negative: none was.
+  // The largest batch that was ever ready; negative if none was.
   int64_t largest_bytes_ ABSL_GUARDED_BY(mutex_) = -1;
-  bool drawing_ ABSL_GUARDED_BY(mutex_) = false;  // a worker is
+  bool drawing_ ABSL_GUARDED_BY(mutex_) = false;  // a worker is drawing
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> workers_;
 };

@@ -14,7 +14,8 @@ namespace tessera {
 struct BlockPool::Shared {
   explicit Shared(int most) : most(static_cast<size_t>(most)) {}
 
-  // The one of this size that came back last: it may still be in a cache.
+  // Takes the block of this size that came back last: it may still be in a
+  // cache.
   at::Tensor Take(int64_t bytes) {
     {
       absl::MutexLock lock(&mutex);
@@ -46,7 +47,8 @@ BlockPool::BlockPool(int most) : shared_(std::make_shared<Shared>(most)) {}
 at::Tensor BlockPool::Empty(at::IntArrayRef sizes, at::ScalarType dtype) {
   int64_t bytes = static_cast<int64_t>(c10::elementSize(dtype));
   for (const int64_t size : sizes) bytes *= size;
-  if (bytes <= 0) return at::empty(sizes, dtype);  // nothing, or an error
+  if (bytes <= 0)
+    return at::empty(sizes, dtype);  // an empty tensor, or an error
   at::Tensor block = shared_->Take(bytes);
   void* const data = block.data_ptr();
   return at::from_blob(

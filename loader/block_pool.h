@@ -1,7 +1,7 @@
-// BlockPool: memory of the host that batches leave behind, for those to come.
+// BlockPool keeps host memory that batches leave behind for later batches.
 //
-// A batch is as large as the last, and a heap that gets it back returns its
-// pages to the system, which makes new ones, filled with zeros, for the next.
+// A batch is as large as the last one; a heap that got the memory back would
+// return its pages to the system, which clears new ones for the next.
 //
 // Threads: any. Tensors may outlive the pool.
 #ifndef LOADER_BLOCK_POOL_H_
@@ -16,10 +16,10 @@ namespace tessera {
 
 class BlockPool {
  public:
-  // Keeps at most `most` blocks that nobody uses: those that came back last.
+  // Keeps at most `most` unused blocks, those that came back last.
   explicit BlockPool(int most);
 
-  // Of the CPU, contiguous, of any content. Throws c10::Error.
+  // Returns a contiguous CPU tensor of any content. Throws c10::Error.
   at::Tensor Empty(at::IntArrayRef sizes, at::ScalarType dtype);
 
  private:

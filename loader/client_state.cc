@@ -22,7 +22,7 @@ absl::Status NotPacked(absl::string_view what, size_t offset) {
                                           "; was it made by PackClientState?"));
 }
 
-// Reads "name NUMBER\n" at `*offset`, and goes behind it.
+// Reads "name NUMBER\n" at `*offset`, and advances behind it.
 bool TakeLine(absl::string_view bytes, size_t* offset, absl::string_view* name,
               uint64_t* number) {
   const size_t end = bytes.find('\n', *offset);

@@ -1,5 +1,5 @@
-// Several strings in one, for a checkpoint's client_state: a loader's place
-// beside what a program keeps of its own.
+// Packs several strings into one, for a checkpoint's client_state: a loader's
+// place beside what a program stores itself.
 //
 //   save   engine->SaveCheckpoint(
 //              dir, PackClientState({{"loader", loader->State()},
@@ -18,15 +18,17 @@
 
 namespace tessera {
 
-// By name. Names are one line; values are any bytes.
+// Parts by name. Names are one line; values are any bytes.
 using ClientParts = std::map<std::string, std::string>;
 
-// "tessera-parts 2\nloader 57\n<57 bytes>\nprogram 3\n<3 bytes>\n".
+// Returns "tessera-parts 2\nloader 57\n<57 bytes>\nprogram 3\n<3 bytes>\n".
 std::string PackClientState(const ClientParts& parts);
 
-// What PackClientState made `bytes` of. DataLoss, saying where, if it is none.
+// Returns the parts that PackClientState made `bytes` of. Returns DataLoss,
+// naming the place, if it did not make them.
 absl::StatusOr<ClientParts> UnpackClientState(absl::string_view bytes);
-// One part of it. DataLoss as above; NotFound, with the names that there are.
+// Returns one part. Returns DataLoss as UnpackClientState does, and NotFound
+// with the existing names.
 absl::StatusOr<std::string> ClientPart(absl::string_view bytes,
                                        absl::string_view name);
 

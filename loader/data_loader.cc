@@ -35,7 +35,7 @@ absl::Status CheckOptions(const DataLoaderOptions& options) {
   TESSERA_RETURN_IF_ERROR(
       at_least("device_prefetch", 0, options.device_prefetch));
   if (!*options.pin_memory) return absl::OkStatus();
-  // Here rather than at the first batch.
+  // Errors appear here instead of at the first batch.
   return CatchTorch("loader: pin_memory", [] {
     at::empty({1}, at::TensorOptions(at::kByte).pinned_memory(true));
   });
@@ -64,7 +64,7 @@ class DataLoader::Impl {
   DataLoaderStats stats() const;
 
  private:
-  // Moves the order by `move`; what was made ahead is dropped.
+  // Moves the order by `move`, and drops what was made ahead.
   absl::Status Go(absl::FunctionRef<absl::Status()> move);
   std::unique_ptr<DrawnBatch> Take();
   void CopyAhead();
@@ -73,12 +73,12 @@ class DataLoader::Impl {
 
   const DataLoaderOptions options_;
   BatchMaker maker_;
-  OrderPlace place_;  // behind what was delivered
-  // Behind the batch in whose place an error was returned.
+  OrderPlace place_;  // after what was delivered
+  // The place after the batch in place of which an error was returned.
   std::optional<OrderPlace> behind_error_;
   std::optional<DeviceCopies> copies_;
   std::unique_ptr<BatchQueue> queue_;  // null without workers
-  // Written by the consumer alone.
+  // Only the consumer writes these.
   std::atomic<int64_t> batches_{0}, samples_{0}, bytes_{0}, errors_{0};
   std::atomic<int64_t> waited_nanos_{0}, ready_{0};
 };
@@ -98,7 +98,7 @@ absl::Status DataLoader::Impl::Start() {
   return absl::OkStatus();
 }
 
-// Without workers all is made here, and all of it is a wait.
+// Without workers each batch is made here, and all of that time is a wait.
 std::unique_ptr<DrawnBatch> DataLoader::Impl::Take() {
   if (queue_ != nullptr) {
     BatchQueue::Taken taken = queue_->Take();
@@ -115,8 +115,8 @@ std::unique_ptr<DrawnBatch> DataLoader::Impl::Take() {
   return drawn;
 }
 
-// Of the batches behind the one that is delivered, what is ready: so a slow
-// batch costs no more than itself, and workers need nothing of the device.
+// Copies the ready ones of the batches after the delivered one: so a slow batch
+// delays only itself, and workers do not need the device.
 void DataLoader::Impl::CopyAhead() {
   for (int i = 0; i < options_.device_prefetch; ++i) {
     DrawnBatch* const next = queue_->Ready(static_cast<size_t>(i));

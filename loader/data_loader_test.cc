@@ -85,8 +85,7 @@ TEST(DataLoaderTest, ShortAndDroppedEnds) {
   }
 }
 
-// Augmentation: the bits of a sample are the same in any batch, of any worker
-// and rank.
+// Augmentation gives a sample the same bits in any batch, worker and rank.
 TEST(DataLoaderTest, RandomNumbersAreTheSamples) {
   const auto fetch = [](absl::Span<const int64_t> indices,
                         const BatchContext& context) -> Tensors {
@@ -276,7 +275,7 @@ TEST(DataLoaderTest, AnErrorComesInThePlaceOfItsBatch) {
           EXPECT_THAT(error, StatusIs(StatusCode::kInternal,
                                       HasSubstr("shape '[3]' is invalid")));
       }
-      // Not delivered: a checkpoint would have it again.
+      // The batch was not delivered, so a checkpoint would have it again.
       EXPECT_EQ(loader->State(), before);
       EXPECT_THAT(IndicesOf(*loader->Next()), ElementsAre(6, 7));
       EXPECT_NE(loader->State(), before);

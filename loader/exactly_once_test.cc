@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-// A stretch of a training: so many ranks take so many batches each.
+// Stretch is a part of a training: so many ranks take so many batches each.
 struct Stretch {
   int world_size = 1;
   int workers = 0;
@@ -44,7 +44,7 @@ std::string Describe(const Training& training) {
   return text;
 }
 
-// How often each sample of each epoch came, without padding.
+// Seen counts each sample of each epoch, without padding.
 using Seen = std::map<int64_t, std::map<int64_t, int>>;
 
 using Ranks = std::vector<std::unique_ptr<DataLoader>>;
@@ -179,8 +179,8 @@ TEST(ExactlyOnceTest, OverManyChangesOfWorkers) {
   }
 }
 
-// What EpochEnd::kDrop drops are the last samples of the order, fewer than a
-// batch of all ranks; all others come once.
+// EpochEnd::kDrop drops the last samples of the order, fewer than a batch of
+// all ranks; all others come once.
 TEST(ExactlyOnceTest, OnlyTheEndIsDropped) {
   std::mt19937 random(3);
   for (int i = 0; i < 500; ++i) {

@@ -1,4 +1,4 @@
-// What tests of the loader share.
+// Helpers that tests of the loader share.
 #ifndef LOADER_LOADER_TEST_UTIL_H_
 #define LOADER_LOADER_TEST_UTIL_H_
 
@@ -56,7 +56,7 @@ inline DataLoaderOptions LoaderOptions(int64_t batch_size, int workers,
 
 using Tensors = absl::StatusOr<std::vector<at::Tensor>>;
 
-// The indices themselves.
+// A Fetch that returns the indices themselves.
 inline Tensors Indices(absl::Span<const int64_t> indices, const BatchContext&) {
   at::Tensor tensor =
       at::empty({static_cast<int64_t>(indices.size())}, at::kLong);
@@ -64,7 +64,7 @@ inline Tensors Indices(absl::Span<const int64_t> indices, const BatchContext&) {
   return std::vector<at::Tensor>{tensor};
 }
 
-// A number that others wait for.
+// A number that other threads wait for.
 class Counter {
  public:
   void Add(int64_t n) {

@@ -25,7 +25,7 @@ void SampleRandom::Refill() {
   used_ = 0;
 }
 
-// The upper word of draw * bound, where draws whose lower word is below
+// Returns the upper word of draw * bound, where draws whose lower word is below
 // 2^64 mod bound are thrown away.
 int64_t SampleRandom::Below(int64_t bound) {
   TESSERA_CHECK_GT(bound, 0);

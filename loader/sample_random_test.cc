@@ -21,8 +21,8 @@ std::vector<uint64_t> Words(uint64_t seed, int64_t epoch, int64_t sample,
   return words;
 }
 
-// By an implementation of its own in Python's whole numbers, which gives
-// Random123's known answers for key 0 and counter 0.
+// The expected numbers come from a separate implementation in Python's
+// integers, which gives Random123's known answers for key 0 and counter 0.
 TEST(SampleRandomTest, IsPhiloxOfMixedKey) {
   EXPECT_THAT(Words(0, 0, 0, 4),
               ElementsAre(0x4787ca68d7537fc8u, 0xc80480ec473ddb06u,
@@ -67,8 +67,9 @@ TEST(SampleRandomTest, UniformIsTheUpperBitsOfAWord) {
             static_cast<double>(0x4787ca68d7537fc8u >> 11) / 0x1.0p53);
 }
 
-// Of 10000 the mean is normal with deviation 1/100, and the mean square with
-// sqrt(2)/100: six of those are passed once in 5e8 seeds, and this is one seed.
+// The mean of 10000 numbers is normal with deviation 1/100, and the mean square
+// with sqrt(2)/100: six of those are exceeded once in 5e8 seeds, and this is
+// one seed.
 TEST(SampleRandomTest, NormalHasItsMeanAndVariance) {
   SampleRandom random(5, 0, 0);
   double sum = 0, squares = 0;

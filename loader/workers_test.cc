@@ -72,7 +72,7 @@ TEST(WorkersTest, ACallThatTakesLongIsToldOfTheEnd) {
       },
       LoaderOptions(1, 2));
   begun.WaitForNotification();
-  // Elsewhere: what is being made is dropped, and told so.
+  // Moving elsewhere drops what is being made, and cancels it.
   TESSERA_ASSERT_OK(loader->SetEpoch(1));
   loader.reset();
 }
@@ -158,7 +158,7 @@ TEST(WorkersTest, WaitsAreCounted) {
   EXPECT_GT(loader->stats().waited, absl::ZeroDuration());
 }
 
-// What is ready costs no wait, and is counted.
+// A batch that is ready costs no wait, and is counted.
 TEST(WorkersTest, ReadyBatchesCostNoWait) {
   Counter fetched;
   const auto fetch = [&](absl::Span<const int64_t> indices,

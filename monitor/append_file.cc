@@ -58,7 +58,8 @@ absl::Status AppendFile::Append(absl::string_view bytes) {
   return absl::OkStatus();
 }
 
-// Half a record would hide what is written behind it. A pipe keeps it.
+// Removes a partly written record, which would hide what is written behind it.
+// In a pipe it stays.
 void AppendFile::TakeBack(size_t bytes) {
   struct stat about = {};
   if (::fstat(fd_, &about) != 0 || !S_ISREG(about.st_mode)) return;
@@ -76,7 +77,7 @@ absl::Status AppendFile::Sync() {
 absl::Status MakeFolders(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
-  // An empty path is where the program is.
+  // An empty path is the current folder.
   if (!path.empty() && error) return FileError(error.value(), path);
   return absl::OkStatus();
 }

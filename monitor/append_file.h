@@ -1,4 +1,4 @@
-// AppendFile: a file that grows, of lines or records.
+// AppendFile is a file that grows by lines or records.
 #ifndef MONITOR_APPEND_FILE_H_
 #define MONITOR_APPEND_FILE_H_
 
@@ -13,23 +13,25 @@ namespace tessera {
 
 class AppendFile {
  public:
-  // Opens the file to write at its end, and makes it if it is not there; its
-  // folder has to be. FileError's.
+  // Opens the file to write at its end, and creates it if it is not there; its
+  // folder must exist. Errors are those of FileError.
   static absl::StatusOr<AppendFile> Open(std::string path);
   AppendFile(AppendFile&& other) noexcept;
   AppendFile& operator=(AppendFile&&) = delete;
   ~AppendFile();
 
-  // All of `bytes`, in one system call where that takes them, or of a regular
-  // file none. FileError's. One writer to a file.
+  // Appends all of `bytes`, in one system call if that takes them; after an
+  // error a regular file has none of them. Errors are those of FileError. A
+  // file has one writer.
   absl::Status Append(absl::string_view bytes);
-  // Until all is on the disk. FileError's.
+  // Waits until all is on the disk. Errors are those of FileError.
   absl::Status Sync();
 
   const std::string& path() const { return path_; }
-  // What it had when it was opened.
+  // Returns the file's size when it was opened.
   int64_t bytes_before() const { return bytes_before_; }
-  // It ended in the middle of a line then: a writer was killed.
+  // Returns whether the file ended in the middle of a line then, since a writer
+  // was killed.
   bool has_torn_line() const { return torn_; }
 
  private:
@@ -42,9 +44,9 @@ class AppendFile {
   bool torn_ = false;
 };
 
-// Makes the folder and those above it. FileError's.
+// Creates the folder and its parents. Errors are those of FileError.
 absl::Status MakeFolders(const std::string& path);
-// "out/name", whatever of them is empty or ends with a slash.
+// Returns "out/name"; either may be empty, and `folder` may end with a slash.
 std::string JoinPath(absl::string_view folder, absl::string_view name);
 
 }  // namespace tessera

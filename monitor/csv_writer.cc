@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kMaxOpen = 200;
 
-// As Python's csv module quotes.
+// Quotes as Python's csv module does.
 std::string Field(absl::string_view text) {
   const bool plain = text.find_first_of(",\"\r\n") == absl::string_view::npos;
   if (plain) return std::string(text);

@@ -1,4 +1,5 @@
-// CsvWriter: a file for each scalar, in the layout of DeepSpeed's csv_monitor:
+// CsvWriter writes a file for each scalar, in the layout of DeepSpeed's
+// csv_monitor:
 //
 //   FOLDER/Train_Samples_train_loss.csv      the tag; "/" and " " become "_"
 //     step,train_loss                        what is behind the tag's last "/"
@@ -6,10 +7,11 @@
 //     128,nan
 //
 // DeepSpeed writes that first line again whenever a process opens the file;
-// here a file that has lines has it already, and is continued. Python's readers
-// take both. Texts and histograms have no place in it, and are left out.
+// here a file that has lines is continued without it. Python's readers take
+// both. Texts and histograms do not fit the format and are left out.
 //
-// A tag of which nothing is known costs an open file: at most 200 are open at a
+// Each tag costs an open file: at most 200 are open at a time, and files beyond
+// that are opened for each line.
 // time, those beyond are opened for each line.
 #ifndef MONITOR_CSV_WRITER_H_
 #define MONITOR_CSV_WRITER_H_
@@ -23,11 +25,11 @@
 
 namespace tessera {
 
-// `folder` is made; that it can be written to is tried.
+// Creates `folder`, and checks that it can be written to.
 absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenCsvWriter(
     const std::string& folder);
 
-// The name of a tag's file, without the folder.
+// Returns the name of a tag's file, without the folder.
 std::string CsvFileName(absl::string_view tag);
 
 }  // namespace tessera

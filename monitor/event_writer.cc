@@ -31,7 +31,7 @@ void SetHistogram(const Histogram& from, tensorboard::HistogramProto* to) {
   }
 }
 
-// As torch.utils.tensorboard's add_text.
+// Writes text as torch.utils.tensorboard's add_text does.
 void SetText(const StepMetrics::Text& text, tensorboard::SummaryValue* value) {
   value->set_tag(absl::StrCat(text.tag, "/text_summary"));
   value->mutable_metadata()->mutable_plugin_data()->set_plugin_name("text");

@@ -1,11 +1,11 @@
-// EventWriter: TensorBoard's event files.
+// EventWriter writes TensorBoard's event files.
 //
 //   FOLDER/events.out.tfevents.TIME.HOST.PID.NUMBER
 //
 // Each writer begins a file of its own, which TensorBoard reads with the others
-// of the folder as one run. An event for each step, at its number of samples:
-// scalars (rounded to float32, as TensorBoard has them), histograms, and texts
-// under TAG/text_summary. Records: record_framing.h.
+// of the folder as one run. A step has one event, at its number of samples:
+// scalars (rounded to float32, as TensorBoard stores them), histograms, and
+// texts under TAG/text_summary. record_framing.h has the records' format.
 #ifndef MONITOR_EVENT_WRITER_H_
 #define MONITOR_EVENT_WRITER_H_
 
@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-// `folder` is made.
+// Creates `folder`.
 absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenEventWriter(
     const std::string& folder);
 

@@ -20,7 +20,7 @@ Histogram HistogramOf(absl::Span<const double> values, int buckets) {
     result.sum_squares += value * value;
   }
   if (result.count == 0) return result;
-  // Halved, so that the width of the widest range is finite, too.
+  // It is halved, so that the width of the widest range is finite, too.
   const double width = (result.max / 2 - result.min / 2) / buckets * 2;
   const int used = width > 0 ? buckets : 1;
   for (int i = 1; i < used; ++i)

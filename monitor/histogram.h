@@ -1,4 +1,4 @@
-// Histogram: how values are distributed, as TensorBoard shows it.
+// Histogram shows how values are distributed, in TensorBoard's form.
 #ifndef MONITOR_HISTOGRAM_H_
 #define MONITOR_HISTOGRAM_H_
 
@@ -12,14 +12,14 @@ namespace tessera {
 struct Histogram {
   double min = 0, max = 0, sum = 0, sum_squares = 0;
   int64_t count = 0;       // of finite values
-  int64_t not_finite = 0;  // left out of all else
-  // Bucket i has what is above limits[i - 1], up to limits[i], which belongs to
-  // it; the last limit is `max`. Empty without values.
+  int64_t not_finite = 0;  // left out of all other fields
+  // Bucket i counts the values in (limits[i - 1], limits[i]]; the last limit is
+  // `max`. Empty without values.
   std::vector<double> limits;
   std::vector<int64_t> counts;
 };
 
-// In `buckets` of equal width, or one where all values are the same.
+// Makes `buckets` buckets of equal width, or one if all values are equal.
 Histogram HistogramOf(absl::Span<const double> values, int buckets = 64);
 
 }  // namespace tessera

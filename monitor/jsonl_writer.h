@@ -1,4 +1,4 @@
-// JsonlWriter: metrics.jsonl, an object on a line for each step:
+// JsonlWriter writes metrics.jsonl, one JSON object per line for each step:
 //
 //   {"step": 3, "samples": 24, "time": 1764302400.25, "loss": 2.5, ...,
 //    "texts": {"tag": "..."}, "histograms": {"tag": {"min": ..., "max": ...,
@@ -7,12 +7,12 @@
 // step, samples and time (seconds since 1970) come first; then the scalars by
 // their names, those of the program by their tags. A number that is not known
 // is absent. One that is not finite is a string: "NaN", "Infinity" or
-// "-Infinity". "texts" and "histograms" are absent without any. Of two of one
-// name the last one counts, as JSON's readers have it.
+// "-Infinity". "texts" and "histograms" are absent if there are none. If a name
+// occurs twice the last one counts, as in JSON's readers.
 //
-// A file that is there is continued; half a line at its end, of a writer that
-// was killed, is ended first. Of a run that has gone on from a checkpoint some
-// steps may be there twice: the later line counts.
+// An existing file is continued; half a line at its end, from a writer that was
+// killed, is ended first. A run that resumed from a checkpoint may have some
+// steps twice: the later line counts.
 #ifndef MONITOR_JSONL_WRITER_H_
 #define MONITOR_JSONL_WRITER_H_
 
@@ -24,11 +24,11 @@
 
 namespace tessera {
 
-// `path`: of the file, whose folder is made.
+// `path` is the file, whose folder is created.
 absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenJsonlWriter(
     const std::string& path);
 
-// One such line, with its end.
+// Returns one such line, with its newline.
 std::string JsonLine(const StepMetrics& metrics);
 
 }  // namespace tessera

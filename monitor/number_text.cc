@@ -16,7 +16,7 @@ std::string NumberText(double value) {
       !(value == 0 && std::signbit(value))) {
     return absl::StrCat(static_cast<int64_t>(value));  // 100000, not 1e+05
   }
-  // In no locale.
+  // Numbers do not depend on the locale.
   char text[40];
   return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
 }

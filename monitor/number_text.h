@@ -1,4 +1,4 @@
-// Numbers in text files, so that who reads them has the same bits.
+// Writes numbers in text files such that readers get the same bits.
 #ifndef MONITOR_NUMBER_TEXT_H_
 #define MONITOR_NUMBER_TEXT_H_
 
@@ -6,12 +6,12 @@
 
 namespace tessera {
 
-// The shortest decimal that is read back as `value`: "0.1", "1e-05", "3". Of
-// what is not finite Python's words: "nan", "inf", "-inf".
+// Returns the shortest decimal that is read back as `value`: "0.1", "1e-05",
+// "3"; for what is not finite Python's "nan", "inf" or "-inf".
 std::string NumberText(double value);
-// The same in JSON, which has no word for what is not finite: a string then,
-// "NaN", "Infinity", "-Infinity" (which JavaScript's Number() and Python's
-// float() read).
+// Returns NumberText for JSON, which has no word for what is not finite: then a
+// string, "NaN", "Infinity" or "-Infinity" (which JavaScript's Number() and
+// Python's float() read).
 std::string JsonNumberText(double value);
 
 }  // namespace tessera

@@ -16,7 +16,7 @@ constexpr int kBarCells = 24;
 constexpr int kLeastBarCells = 4;
 constexpr int kUnknownColumns = 100;
 constexpr int64_t kUnknownLineEach = 10;
-// On a terminal the line is drawn again after that long at the soonest.
+// On a terminal the line is redrawn at most this often.
 constexpr absl::Duration kRedrawAfter = absl::Milliseconds(50);
 
 int TerminalColumns(std::FILE* out) {
@@ -60,7 +60,7 @@ bool ProgressBar::IsDue(int64_t step) const {
   return step == 1 || step == total_steps_ || step % each == 0;
 }
 
-// "01:02<01:04"
+// Returns "01:02<01:04".
 std::string ProgressBar::Times(int64_t step) const {
   const absl::Duration now = options_.clock();
   std::string text = ClockText(now - begin_);
@@ -81,7 +81,7 @@ std::string ProgressBar::Line(int64_t step, absl::string_view words,
   const std::string text =
       absl::StrCat(count, "  ", Times(step), words.empty() ? "" : "  ", words);
   if (columns <= 0) return text;
-  // The bar gets what room the words leave.
+  // The bar gets the room that the words leave.
   const int64_t cells =
       std::min<int64_t>(kBarCells, columns - 4 - static_cast<int>(text.size()));
   if (!known || cells < kLeastBarCells) {
@@ -107,7 +107,7 @@ void ProgressBar::Draw(int64_t step, absl::string_view words) {
     const absl::Duration now = options_.clock();
     if (drawing_ && now - drawn_ < kRedrawAfter && !IsDue(step)) return;
     drawn_ = now;
-    // To the line's start, the text, and nothing of the older one behind it.
+    // It goes to the line's start, writes the text, and clears what follows.
     // One column stays free, since some terminals wrap when it is filled.
     const std::string line = Line(step, words, TerminalColumns(out_) - 1);
     std::fprintf(out_, "\r%s\033[K", line.c_str());

@@ -1,5 +1,5 @@
-// ProgressBar: what a person sees of a run while it trains. On a terminal one
-// line that is drawn again and again, elsewhere a line now and then.
+// ProgressBar shows a person the progress of a run: on a terminal one line that
+// is redrawn, elsewhere a line now and then.
 //
 //   [######......]  60/120  01:02<01:04  loss 2.4432  1910 tok/s
 //                           so far, left     the program's own words
@@ -24,8 +24,8 @@
 namespace tessera {
 
 struct ProgressBarOptions {
-  // Off a terminal: a line at each so many steps. 0: at every tenth of the way,
-  // or, where the number of steps is not known, at each 10.
+  // Without a terminal, a line is written every so many steps. 0: at every
+  // tenth of the total, or every 10 steps if the number of steps is not known.
   int64_t line_each = 0;
   Clock clock = MonotonicNow;
 };
@@ -33,7 +33,7 @@ struct ProgressBarOptions {
 class ProgressBar {
  public:
   // `out` is borrowed; nullptr: nothing is written. `total_steps` of 0 or less:
-  // nobody knows.
+  // unknown.
   ProgressBar(std::FILE* out, int64_t total_steps,
               ProgressBarOptions options = {});
   // Ends the line that is being drawn.
@@ -41,18 +41,18 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // True at step 1, at the last, and at every so many in between: when, off a
-  // terminal, a line is written, and at the first that is shown. The same on
-  // all ranks.
+  // Returns true at step 1, at the last, and at regular steps in between.
+  // Without a terminal these are the steps at which a line is written, besides
+  // the first one shown. The same on all ranks.
   bool IsDue(int64_t step) const;
-  // `step` steps are done, from 1 on; `words`: one line, of ASCII. The time
-  // that is left is told from the second step on, by those since the first,
-  // which also warms up.
+  // Shows that `step` steps are done, from 1 on; `words` is one line of ASCII.
+  // The remaining time is shown from the second step on; it follows from the
+  // steps since the first, which includes the warm-up.
   void Show(int64_t step, absl::string_view words);
   // Writes a whole line; the bar goes on below it.
   void Say(absl::string_view line);
 
-  // The line, in so many columns; of a terminal.
+  // Returns the line for a terminal of `columns` columns.
   std::string Line(int64_t step, absl::string_view words, int columns) const;
 
  private:
@@ -63,13 +63,13 @@ class ProgressBar {
   const int64_t total_steps_;
   const ProgressBarOptions options_;
   const bool terminal_;
-  bool drawing_ = false;  // a line without its end is on the terminal
+  bool drawing_ = false;  // the terminal shows a line without its end
   const absl::Duration begin_;
-  int64_t first_step_ = 0;  // that was shown; 0: none yet
+  int64_t first_step_ = 0;  // the first step shown; 0: none yet
   absl::Duration first_end_, drawn_;
 };
 
-// "05:12", "1:05:12", "3d 01:05:12"
+// Returns "05:12", "1:05:12" or "3d 01:05:12".
 std::string ClockText(absl::Duration time);
 
 }  // namespace tessera

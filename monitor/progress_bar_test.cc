@@ -31,7 +31,7 @@ class ProgressBarTest : public ::testing::Test {
     }
     return due;
   }
-  // What is written to a file while `f` runs.
+  // Returns what is written to a file while `f` runs.
   template <typename F>
   static std::string Written(const F& f) {
     std::FILE* const file = std::tmpfile();

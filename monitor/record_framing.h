@@ -1,9 +1,11 @@
-// TFRecord: how records lie one behind the other in TensorBoard's files.
+// Frames records as TFRecord does, one after the other, for TensorBoard's
+// files.
 //
 //   uint64 length | uint32 crc(length) | bytes[length] | uint32 crc(bytes)
 //
-// little-endian; crc is CRC32C (RFC 3720), turned right by 15 bits, plus
-// 0xa282ead8: so that the checksum of what holds checksums is none of its own.
+// Numbers are little-endian; crc is CRC32C (RFC 3720), rotated right by 15
+// bits, plus 0xa282ead8, so that a checksum of data that holds checksums is
+// none of these.
 #ifndef MONITOR_RECORD_FRAMING_H_
 #define MONITOR_RECORD_FRAMING_H_
 
@@ -16,12 +18,12 @@
 
 namespace tessera {
 
-// The masked checksum.
+// Returns the masked checksum.
 uint32_t MaskedCrc32c(absl::string_view bytes);
-// `bytes` with what stands around them.
+// Returns `bytes` with their frame.
 std::string Framed(absl::string_view bytes);
-// The records of a file's content. DataLoss with the position of what is not
-// whole, or has another checksum.
+// Returns the records of a file's content. Returns DataLoss with the position
+// of a record that is incomplete or has another checksum.
 absl::StatusOr<std::vector<std::string>> ReadFramed(absl::string_view content);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// StepMetrics: what is written of one optimizer step, for all writers alike.
+// StepMetrics is what all writers write of one optimizer step.
 #ifndef MONITOR_STEP_METRICS_H_
 #define MONITOR_STEP_METRICS_H_
 
@@ -11,9 +11,9 @@
 namespace tessera {
 
 struct StepMetrics {
-  // A number has two names: a short one for files that have an object for a
-  // step ("loss"), and a path for those that have a series for a number, as
-  // DeepSpeed gives them ("Train/Samples/train_loss").
+  // A number has two names: a short one for files with an object per step
+  // ("loss"), and a path for files with a series per number, as DeepSpeed names
+  // them ("Train/Samples/train_loss").
   struct Scalar {
     std::string name, tag;
     double value = 0;  // may be NaN or infinite
@@ -28,8 +28,8 @@ struct StepMetrics {
     Histogram histogram;
   };
 
-  int64_t step = 0;         // optimizer steps done so far, as Engine::step()
-  int64_t samples = 0;      // of all ranks so far, of skipped steps, too
+  int64_t step = 0;     // optimizer steps done so far, as Engine::step()
+  int64_t samples = 0;  // of all ranks so far, including those of skipped steps
   double unix_seconds = 0;  // when the step ended
   std::vector<Scalar> scalars;
   std::vector<Text> texts;

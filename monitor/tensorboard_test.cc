@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kLacksModules = 77;
 
-// The exit code; what it prints goes to `said`.
+// Returns the exit code; what the command prints goes to `said`.
 int RunShell(const std::string& line, std::string* said) {
   FILE* const pipe = popen((line + " 2>&1").c_str(), "r");
   if (pipe == nullptr) return -1;

@@ -77,7 +77,7 @@ TEST_F(WritersTest, JsonlIsALineForAStep) {
   second.texts.push_back({"note", "a \"word\"\n\xc3\xa9"});
   second.histograms.push_back({"h", HistogramOf({1, 2, 2}, 2)});
   TESSERA_ASSERT_OK(writer->Write(second));
-  // Before anything is flushed or closed.
+  // Nothing has been flushed or closed yet.
   EXPECT_EQ(
       Content("a/b/metrics.jsonl"),
       "{\"step\": 1, \"samples\": 8, \"time\": 1764302400.250000, "
@@ -219,7 +219,7 @@ TEST_F(WritersTest, AFullDiskIsAnError) {
               AllOf(HasSubstr("/dev/full"), HasSubstr("No space left")));
 }
 
-// What a write has begun when the disk is full would hide the next line.
+// A partial line on a full disk would hide the next line.
 TEST_F(WritersTest, HalfALineIsTakenBack) {
   TESSERA_ASSERT_OK_AND_ASSIGN(auto writer, OpenJsonlWriter(Path("m.jsonl")));
   TESSERA_EXPECT_OK(writer->Write(Metrics(1, 2.5)));

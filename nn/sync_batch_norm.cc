@@ -1,16 +1,16 @@
-// Why means and sums of squared deviations are exchanged, and not sums and sums
-// of squares: where the mean is large beside the deviation the difference of
+// Means and sums of squared deviations are exchanged instead of sums and sums
+// of squares: where the mean is large beside the deviation, the difference of
 // the latter has no digits left.
 //
-// Why an all-gather into memory of its own, and not a sum in place: an engine
-// that computes activations again follows operators, which a collective is
-// none. Memory that none of them has filled it keeps
-// (sharding/recompute/tape.h) so that the exchange need not be repeated, in
-// which ranks that keep their activations would not take part.
+// It is an all-gather into memory of its own, not a sum in place: an engine
+// that recomputes activations follows operators, and a collective is none. It
+// keeps memory that no operator has filled (sharding/recompute/tape.h), so that
+// the exchange need not be repeated; ranks that keep their activations would
+// not take part in a repetition.
 //
-// Why sums over ranks are halved again and again: elementwise operators give
-// the same bits with any number of threads, so all ranks have the same, without
-// a second exchange that would make it so.
+// Sums over ranks are made by repeated halving: elementwise operators give the
+// same bits with any number of threads, so all ranks get the same bits, without
+// a second exchange.
 #include "nn/sync_batch_norm.h"
 
 #include <torch/torch.h>
@@ -38,7 +38,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Autocast has no say: what is computed in float32 here stays so.
+// Autocast must not change what is computed in float32 here.
 using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
 
 std::string NameOf(const at::Tensor& input, const BatchNormTensors& tensors,
@@ -61,26 +61,26 @@ std::shared_ptr<Communicator> GroupOf(const SyncBatchNormOptions& options) {
   return world->communicator();
 }
 
-// The dtype of sums and statistics on a rank.
+// Returns the dtype of sums and statistics on a rank.
 at::ScalarType ComputedIn(const at::Tensor& input) {
   return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// All dims but that of the channels.
+// Returns all dims except that of the channels.
 std::vector<int64_t> Reduced(const at::Tensor& input) {
   std::vector<int64_t> dims = {0};
   for (int64_t i = 2; i < input.dim(); ++i) dims.push_back(i);
   return dims;
 }
 
-// [C] as [1, C, 1, ...].
+// Views [C] as [1, C, 1, ...].
 at::Tensor PerChannel(const at::Tensor& values, const at::Tensor& like) {
   std::vector<int64_t> sizes(static_cast<size_t>(like.dim()), 1);
   sizes[1] = -1;
   return values.to(ComputedIn(like)).view(sizes);
 }
 
-// The sum of the rows of [n, ...].
+// Returns the sum of the rows of [n, ...].
 at::Tensor SumOfRows(at::Tensor rows) {
   while (rows.size(0) > 1) {
     const int64_t rest = rows.size(0) / 2, half = rows.size(0) - rest;
@@ -91,13 +91,13 @@ at::Tensor SumOfRows(at::Tensor rows) {
   return rows.squeeze(0);
 }
 
-// Of one rank, or of all together; float64.
+// Statistics are those of one rank, or of all together, in float64.
 struct Statistics {
   at::Tensor count;             // []
-  at::Tensor mean, deviations;  // [C]; the sum of squares of the latter
+  at::Tensor mean, deviations;  // [C]; deviations: sum of their squares
 };
 
-// [1 + 2 C]: count, means, sums of squared deviations.
+// Returns [1 + 2 C]: count, means, sums of squared deviations.
 at::Tensor OwnStatistics(const at::Tensor& input) {
   const int64_t channels = input.size(1);
   const auto wide = input.options().dtype(at::kDouble);
@@ -110,7 +110,7 @@ at::Tensor OwnStatistics(const at::Tensor& input) {
                   variance.to(at::kDouble).mul_(static_cast<double>(count))});
 }
 
-// COLLECTIVE.
+// Combines the statistics of all ranks. COLLECTIVE.
 Statistics OfAllRanks(const at::Tensor& input, const std::string& name,
                       Communicator* group) {
   const int64_t ranks = group->world_size(), channels = input.size(1);
@@ -127,7 +127,7 @@ Statistics OfAllRanks(const at::Tensor& input, const std::string& name,
   all.mean = SumOfRows(counts * means) / all.count.clamp_min(1);
   all.deviations = SumOfRows(by_rank.slice(1, 1 + channels) +
                              counts * (means - all.mean).square());
-  // A device would have to be waited for.
+  // On a device this would wait for it.
   if (input.is_cpu() && all.count.item<double>() == 1) {
     ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
         "SyncBatchNorm of ", name,
@@ -145,24 +145,24 @@ void Average(const at::Tensor& running, const at::Tensor& fresh,
   at::Tensor(running).copy_(mixed.add_(fresh, momentum));
 }
 
-// Undefined ones in the dtype of the statistics.
+// Replaces an undefined parameter by `value`, in the dtype of the statistics.
 at::Tensor OrFill(const at::Tensor& parameter, const at::Tensor& mean,
                   double value) {
   return parameter.defined() ? parameter.to(mean.scalar_type())
                              : at::full_like(mean, value);
 }
 
-// What a backward has to know besides tensors.
+// Call has what a backward needs besides tensors.
 struct Call : torch::CustomClassHolder {
   std::string name;
   std::shared_ptr<Communicator> group;
   double eps = 0;
   bool input_grad = false;
-  std::optional<at::ScalarType> weight, bias;  // their dtypes; none: not there
+  std::optional<at::ScalarType> weight, bias;  // their dtypes; nullopt: absent
 };
 
-// [2, C]: the sums of gradients, and of gradients times normalized values, of
-// this rank; those of bias and weight.
+// Returns [2, C]: this rank's sums of gradients, and of gradients times
+// normalized values; these are the gradients of bias and weight.
 at::Tensor OwnSums(const at::Tensor& grad, const at::Tensor& input,
                    const at::Tensor& weight, const at::Tensor& mean,
                    const at::Tensor& inverse, double eps) {
@@ -242,7 +242,8 @@ struct Normalize : torch::autograd::Function<Normalize> {
   }
 };
 
-// Another rank's part of a parameter is written by its owner alone.
+// Throws if a statistic is an engine's parameter: only its owner writes another
+// rank's part.
 void CheckStatistic(const at::Tensor& statistic, const std::string& name) {
   const StorageOwner owned = Registry::Global().Find(statistic);
   if (!owned) return;
@@ -276,7 +277,7 @@ at::Tensor SyncBatchNorm(const at::Tensor& input,
   if (tensors.bias.defined()) call->bias = tensors.bias.scalar_type();
   CheckStatistic(tensors.running_mean, call->name);
   CheckStatistic(tensors.running_var, call->name);
-  // Undefined ones are no variables.
+  // Undefined tensors are no variables.
   const auto given = [](const at::Tensor& t) {
     return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt;
   };
@@ -335,7 +336,7 @@ absl::Status ConvertSyncBatchNorm(torch::nn::Module& module,
     TESSERA_RETURN_IF_ERROR(add(*m.value(), m.key()));
   }
   for (const auto& [name, weight] : weights) {
-    // What runs until the process ends must not keep a group alive.
+    // This runs until the process ends, and must not keep a group alive.
     const std::weak_ptr<Communicator> kept = *group;
     const std::string label =
         options.name.empty() ? name : absl::StrCat(options.name, ".", name);

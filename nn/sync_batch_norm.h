@@ -1,47 +1,47 @@
-// SyncBatchNorm1d to 3d: batch normalization by the statistics of all ranks'
-// batches together. Written in the place of torch::nn::BatchNorm1d to 3d, with
-// the same options, parameters and buffers, so that checkpoints fit either:
+// SyncBatchNorm1d to 3d normalize by the statistics of all ranks' batches
+// together. They replace torch::nn::BatchNorm1d to 3d, with the same options,
+// parameters and buffers, so that checkpoints fit either:
 //
 //   norm = register_module("norm", tessera::SyncBatchNorm2d(64));
 //
-// In training a forward exchanges each rank's count, mean and sum of squared
-// deviations per channel, a backward two sums per channel:
+// In training, a forward exchanges each rank's count, mean and sum of squared
+// deviations per channel, and a backward two sums per channel:
 //
 //   rank 0   n0, mean0, M2_0 --+                    +--> mean, variance of the
 //   rank 1   n1, mean1, M2_1 --+-- one all-gather --+    whole batch, the same
 //   ...                                                  bits on all ranks
 //
-// Batches may differ in size; a rank that has no samples calls forward with an
-// empty batch, [0, C, ...], and backward with a loss made of its result:
-// samples of 0 x 0 weight are no samples, while an old batch with a loss of
-// weight 0 would count in the statistics. In eval mode, and in a group of one,
-// this is torch::nn::BatchNorm, to the bit, and nothing is exchanged.
+// Batches may differ in size. A rank that has no samples calls forward with an
+// empty batch, [0, C, ...], and backward with a loss made of its result. (A
+// previous batch with a loss of weight 0 would count in the statistics.) In
+// eval mode, and in a group of one, this is bitwise identical to
+// torch::nn::BatchNorm, and nothing is exchanged.
 //
 // Numbers. Sums are float32 (float64 for float64 input) on each rank, also
 // where input or parameters have 16 bits, and float64 over ranks, in a fixed
 // order. So results and running statistics are identical on all ranks and in
-// each run, and those of one process with the whole batch except for rounding:
-// with u the unit roundoff of float32, s = weight / sqrt(variance + eps), M the
-// largest |mean| of a rank and z the normalized value, an element on the CPU
-// differs from exact arithmetic by at most 10 u ((1 + |z|) (|x| + M) |s| +
-// |bias|), before it is rounded to a 16-bit dtype.
+// each run, and equal those of one process with the whole batch except for
+// rounding: with u the unit roundoff of float32, s = weight / sqrt(variance +
+// eps), M the largest |mean| of a rank and z the normalized value, an element
+// on the CPU differs from exact arithmetic by at most 10 u ((1 + |z|) (|x| + M)
+// |s| + |bias|), before it is rounded to a 16-bit dtype.
 // tests/engine/sync_batch_norm_test.cc derives that, and the bound of
 // gradients.
 //
-// Gradients are those of the sum of all ranks' losses: what an engine then
-// averages, or weighs, is as of one process with the whole batch.
+// Gradients are those of the sum of all ranks' losses. What an engine then
+// averages, or weighs, equals that of one process with the whole batch.
 //
-// Forward and backward are COLLECTIVE over the group in training: all ranks run
-// the same of these layers in the same order. Where one does not, all end with
+// In training, forward and backward are COLLECTIVE over the group: all ranks
+// run the same of these layers in the same order. If one does not, all end with
 // an error that names the layer ("SyncBatchNorm of blocks.0.norm") and what the
-// other was in. Within tessera::Checkpointed the exchange is repeated in
-// backward; of modules that activation_checkpointing.units names it is not.
+// other rank was in. Within tessera::Checkpointed the exchange is repeated in
+// backward; for modules that activation_checkpointing.units names it is not.
 // Running statistics are updated once in either case.
 //
-// Errors are thrown, as StatusException: FailedPrecondition without a group,
-// or where a running statistic is a parameter of an engine; InvalidArgument if
-// all ranks together have one value per channel; Unimplemented for a gradient
-// of a gradient; what the communicator returns.
+// Errors are thrown as StatusException: FailedPrecondition without a group, or
+// where a running statistic is a parameter of an engine; InvalidArgument if all
+// ranks together have one value per channel; Unimplemented for a gradient of a
+// gradient; and errors of the communicator.
 #ifndef NN_SYNC_BATCH_NORM_H_
 #define NN_SYNC_BATCH_NORM_H_
 
@@ -59,26 +59,28 @@
 namespace tessera {
 
 struct SyncBatchNormOptions {
-  // The ranks whose batches are one; null: all of the job (World::Current()).
+  // The ranks whose batches are normalized together; null: all of the job
+  // (World::Current()).
   std::shared_ptr<Communicator> group;
-  // For messages. Empty: as an engine calls its weight, else its channels.
+  // A name for messages. Empty: the engine's name of its weight, or else its
+  // number of channels.
   std::string name;
 };
 
-// What one call needs besides its input. Undefined tensors: none.
+// What one call needs besides its input. Undefined tensors are absent.
 struct BatchNormTensors {
   at::Tensor weight, bias;               // [C]
   at::Tensor running_mean, running_var;  // [C]; updated if defined
 };
 
-// As torch::batch_norm in training, over the group. `momentum`: the share of
-// the new in the running statistics. COLLECTIVE.
+// Computes torch::batch_norm in training, over the group. `momentum` is the
+// weight of the new values in the running statistics. COLLECTIVE.
 at::Tensor SyncBatchNorm(const at::Tensor& input,
                          const BatchNormTensors& tensors, double momentum,
                          double eps, const SyncBatchNormOptions& options = {});
 
-// `Base`: torch::nn::BatchNormNdImpl, which it is still seen as (as<>()), by
-// weight decay's exceptions and what is kept in float32, say.
+// `Base` is torch::nn::BatchNormNdImpl. The layer still counts as one (as<>()),
+// for example for weight decay's exceptions and for what is kept in float32.
 template <typename Base, typename Derived>
 class SyncBatchNormImplBase : public Base {
  public:
@@ -151,20 +153,21 @@ TORCH_MODULE(SyncBatchNorm3d);  // input [N, C, D, H, W]
 
 #undef TESSERA_SYNC_BATCH_NORM
 
-// For a module that is not to be changed: its torch::nn::BatchNorm1d to 3d do
+// Makes the torch::nn::BatchNorm1d to 3d of a module that cannot be changed do
 // the same from now on, as long as an engine has their weights. In a group of
-// one, nothing. What differs: a rank's own batch may be empty, but not of one
-// value per channel, which torch::nn::BatchNorm refuses first.
+// one it does nothing. One difference: a rank's own batch may be empty, but
+// must not have one value per channel, which torch::nn::BatchNorm refuses
+// first.
 //
-// LOCAL; call it on all ranks, after Engine::Create. The group has to live as
-// long as the module is trained. FailedPrecondition where no engine has a
-// weight; InvalidArgument names a BatchNorm without a weight, whose operator
-// nobody sees, or without running statistics, whose evaluation looks like
-// training. Nothing is changed then.
+// LOCAL; call it on all ranks, after Engine::Create. The group must live as
+// long as the module is trained. Returns FailedPrecondition where no engine has
+// a weight. InvalidArgument names a BatchNorm without a weight, whose operator
+// cannot be seen, or without running statistics, whose evaluation looks like
+// training. After an error nothing is changed.
 absl::Status ConvertSyncBatchNorm(torch::nn::Module& module,
                                   const SyncBatchNormOptions& options = {});
 
-// It is one of the three; not what is in it.
+// Returns whether the module itself is one of the three.
 bool IsSyncBatchNorm(const torch::nn::Module& module);
 
 }  // namespace tessera

@@ -35,7 +35,7 @@ int Fail(const absl::Status& status, std::ostream* err) {
   return 1;
 }
 
-// Of a folder its traces, in the order of their names.
+// Replaces a folder by its traces, in the order of their names.
 absl::StatusOr<std::vector<std::string>> FilesOf(
     const std::vector<std::string>& paths) {
   std::vector<std::string> files;
@@ -113,7 +113,8 @@ int RunMerge(std::vector<std::string> args, std::ostream* out,
   args.pop_back();
   const auto files = FilesOf(args);
   if (!files.ok()) return Fail(files.status(), err);
-  // Also where OUT was forgotten, and the last of the traces stands there.
+  // This covers the case that OUT was forgotten, and the last trace is in its
+  // place.
   const bool read =
       std::any_of(files->begin(), files->end(), [&](const std::string& file) {
         std::error_code error;

@@ -1,4 +1,4 @@
-// Sets of moments, as sorted intervals that do not touch.
+// IntervalSet is a set of moments, as sorted intervals that do not touch.
 #ifndef REPORT_INTERVALS_H_
 #define REPORT_INTERVALS_H_
 
@@ -18,7 +18,7 @@ inline double Overlap(Interval a, Interval b) {
 
 class IntervalSet {
  public:
-  // In any order, until Close.
+  // Adds intervals in any order, until Close.
   void Add(Interval interval) {
     if (interval.end > interval.begin) parts_.push_back(interval);
   }
@@ -42,7 +42,7 @@ class IntervalSet {
     for (const Interval& part : parts_) sum += part.end - part.begin;
     return sum;
   }
-  // Of what both hold.
+  // Returns the length of what both sets hold.
   double LengthWith(const IntervalSet& other) const {
     double sum = 0;
     size_t j = 0;

@@ -16,8 +16,8 @@
 namespace tessera {
 namespace {
 
-// Series colours: Okabe and Ito's, which differ for the colour-blind, too, a
-// little lighter on dark ground.
+// Series have the colours of Okabe and Ito, which the colour-blind can tell
+// apart, too, a little lighter on a dark background.
 constexpr char kStyle[] = R"(
 :root{color-scheme:light dark;--bg:#f6f7f9;--card:#fff;--ink:#1d2430;--soft:#5b6472;
 --grid:#e3e6eb;--axis:#9aa3b0;--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#7fb8dc;
@@ -61,7 +61,7 @@ std::string Colors() {
   return css;
 }
 
-// As people read it: a member on a line.
+// Formats JSON for people: a member on a line.
 void AppendPretty(const JsonValue& value, int indent, std::string* out) {
   const std::string space(static_cast<size_t>(indent) + 2, ' ');
   const bool object = value.kind == JsonKind::kObject;
@@ -205,7 +205,7 @@ class Page {
         "</h2>\n<div class=\"grid2\">", charts, "</div></section>\n");
   }
 
-  // In how many steps each rank's forward, or step, took longest.
+  // Counts in how many steps each rank's forward, or step, took longest.
   void SlowestRanks() {
     const std::vector<double>* const slowest = FindSeries(
         run_, {"forward_slowest_rank", "step_slowest_rank", "ranks.slowest"});

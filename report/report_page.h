@@ -1,5 +1,5 @@
-// The page of a run: one HTML file that needs no network and no script, light
-// or dark as the reader's system is.
+// Writes the page of a run: one HTML file that needs no network and no script,
+// light or dark as the reader's system is.
 #ifndef REPORT_REPORT_PAGE_H_
 #define REPORT_REPORT_PAGE_H_
 
@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-// Also XML, so that any parser reads it. Text of files is escaped.
+// Returns the page. It is XML, too, so that any parser reads it. Text of files
+// is escaped.
 std::string ReportPage(const RunFiles& run);
 
 }  // namespace tessera

@@ -26,7 +26,7 @@ std::vector<double> Finite(const std::vector<double>& values) {
 class Sorting {
  public:
   explicit Sorting(const RunFiles& run) : run_(run) {
-    // No figures of a run's course.
+    // These are not figures of a run's progress.
     for (const char* const name :
          {"time", "samples", "tokens", "skipped", "skipped_steps",
           "ranks.slowest", "ranks.fastest", "step_slowest_rank",
@@ -140,7 +140,7 @@ class Sorting {
     }
   }
 
-  // As parts of the step.
+  // Adds waits as parts of the step.
   void Waits() {
     Begin("Waits");
     const std::vector<double>* const step = FindSeries(run_, {"step_ms"});
@@ -179,7 +179,7 @@ class Sorting {
       if (kind == "peak" || kind == "peak_bytes") continue;
       Take(series, std::string(kind), &kinds);
     }
-    // What changes least lies below.
+    // The line that changes least is at the bottom.
     std::stable_sort(kinds.lines.begin(), kinds.lines.end(),
                      [](const ChartLine& a, const ChartLine& b) {
                        return LargestOf(a.y) > LargestOf(b.y);

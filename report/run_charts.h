@@ -1,4 +1,4 @@
-// Which series of a run belong into which chart.
+// Decides which series of a run belong in which chart.
 #ifndef REPORT_RUN_CHARTS_H_
 #define REPORT_RUN_CHARTS_H_
 
@@ -15,14 +15,15 @@ struct ChartGroup {
   std::vector<Chart> charts;
 };
 
-// Known ones by what they say, then each of the others in one of its own.
+// Groups known series by what they show, and puts each other series in a chart
+// of its own.
 std::vector<ChartGroup> ChartsOf(const RunFiles& run);
 
-// The first of the names that there is; null if none is.
+// Returns the first of these series that exists; null if none does.
 const std::vector<double>* FindSeries(const RunFiles& run,
                                       const std::vector<std::string>& names);
 
-// NaN where there is nothing finite.
+// These return NaN if no value is finite.
 double MedianOf(const std::vector<double>& values);
 double LargestOf(const std::vector<double>& values);
 double LastOf(const std::vector<double>& values);

@@ -26,7 +26,7 @@ constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 using Row = std::map<std::string, double>;
 
-// Numbers, and those that JSON has no word for, which are strings then.
+// Reads numbers, and those that JSON has no word for, which are strings.
 std::optional<double> NumberIn(const JsonValue& value) {
   if (value.kind == JsonKind::kNumber) return value.number;
   if (value.kind != JsonKind::kString) return std::nullopt;
@@ -57,7 +57,7 @@ absl::StatusOr<bool> Exists(const std::string& path) {
   return there;
 }
 
-// A trace that is broken must not hide the rest of the page.
+// Reads traces. A broken trace must not hide the rest of the page.
 void ReadTraces(const std::vector<std::string>& paths, RunFiles* run) {
   std::vector<TraceFile> traces;
   for (const std::string& path : paths) {
@@ -77,8 +77,8 @@ void ReadTraces(const std::vector<std::string>& paths, RunFiles* run) {
   }
 }
 
-// Rows by the step that they are of, and for those of skipped steps, which
-// have the number of the step made last, by how many were skipped after it.
+// Collects rows by their step. Skipped steps, which have the number of the last
+// step made, are ordered by how many were skipped after it.
 class Rows {
  public:
   void Add(double step, Row row) {

@@ -99,7 +99,7 @@ TEST(ReadRunFolderTest, NothingToShowIsAnError) {
   EXPECT_FALSE(std::filesystem::exists(dir + "/report.html"));
 }
 
-// What is broken does not hide the rest.
+// A broken file does not hide the rest.
 TEST(ReadRunFolderTest, BrokenFilesAreNoted) {
   const std::string dir = Folder("broken");
   std::ofstream(dir + "/metrics.jsonl") << "{\"step\": 1, \"loss\": 2}\n";

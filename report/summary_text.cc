@@ -27,7 +27,7 @@ void AddSteps(const TraceSummary& summary, std::string* text) {
   }
 }
 
-// Only what there was.
+// Adds only what occurred.
 void AddRest(const TraceSummary& summary, std::string* text) {
   StepSummary sum;
   for (const StepSummary& s : summary.steps) {

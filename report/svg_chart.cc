@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// Of the whole drawing and of the area within, in units of the view box.
+// Sizes of the whole drawing and of the area within, in units of the view box.
 constexpr double kWidth = 640, kHeight = 270;
 constexpr double kLeft = 70, kRight = 16, kTop = 12, kBottom = 40;
 constexpr double kAreaWidth = kWidth - kLeft - kRight;
@@ -110,7 +110,7 @@ class Drawing {
     return kTop + (y_.high - y) / (y_.high - y_.low) * kAreaHeight;
   }
 
-  // In whole KiB, MiB, ...
+  // Returns ticks in whole KiB, MiB, ...
   std::vector<double> BytesTicks() const {
     double unit = 1;
     while (y_.high / unit >= 1024) unit *= 1024;
@@ -167,8 +167,8 @@ class Drawing {
                           kLeft + kAreaWidth, bottom + 34);
   }
 
-  // Points that are drawn: of those that fall into one column the lowest and
-  // the highest. Runs end at gaps.
+  // Returns the points that are drawn: in each column the lowest and the
+  // highest. Runs end at gaps.
   std::vector<std::vector<std::pair<double, double>>> RunsOf(
       const ChartLine& line) const {
     std::vector<std::vector<std::pair<double, double>>> runs(1);
@@ -263,7 +263,7 @@ class Drawing {
   std::string svg_;
 };
 
-// "12.30" as "12.3", "4.00" as "4".
+// Trims "12.30" to "12.3" and "4.00" to "4".
 std::string Trimmed(std::string digits) {
   if (digits.find('.') == std::string::npos) return digits;
   while (digits.back() == '0') digits.pop_back();

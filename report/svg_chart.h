@@ -1,5 +1,6 @@
-// Charts of a page, as inline SVG: no script, no library. Colours and text are
-// the page's style sheet's (report_page.cc), so that a page is light or dark.
+// Draws charts of a page as inline SVG, without script or library. Colours and
+// text follow the page's style sheet (report_page.cc), so that a page is light
+// or dark.
 #ifndef REPORT_SVG_CHART_H_
 #define REPORT_SVG_CHART_H_
 
@@ -10,8 +11,8 @@
 
 namespace tessera {
 
-// Any text as the text of an element or an attribute. What is no UTF-8 and
-// control characters, which no XML may hold, become U+FFFD.
+// Escapes text for an element or an attribute. Control characters and bytes
+// that are not UTF-8, which XML may not hold, become U+FFFD.
 std::string EscapeHtml(absl::string_view text);
 
 struct ChartLine {
@@ -26,16 +27,17 @@ struct Chart {
   std::vector<ChartLine> lines;
   bool stacked = false;    // areas on top of each other, of y >= 0
   bool from_zero = false;  // the axis begins at 0
-  bool log_scale = false;  // where all y are above 0
+  bool log_scale = false;  // used if all y are above 0
 };
 
-// <figure class="chart">...</figure>, or "" where no line has a finite point.
+// Returns <figure class="chart">...</figure>, or "" if no line has a finite
+// point.
 std::string ChartToSvg(const Chart& chart);
 
-// "1.5k", "12.3 MiB" with unit "bytes", "0.00031".
+// Returns "1.5k", "12.3 MiB" with unit "bytes", "0.00031".
 std::string ShortNumber(double value, absl::string_view unit);
 
-// Values at which an axis from `low` to `high` has its marks, some `count`.
+// Returns values for the marks of an axis from `low` to `high`, some `count`.
 std::vector<double> NiceTicks(double low, double high, int count);
 
 }  // namespace tessera

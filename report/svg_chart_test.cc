@@ -102,7 +102,7 @@ TEST(SvgChartTest, ManyPointsKeepTheirExtremes) {
   Chart few;
   few.x = {0, 4321, 6789, 9999};
   few.lines = {{"line", {0, 100, -50, 1}}};
-  // The same axis, and the same heights of the two.
+  // The axis is the same, and so are the heights of both.
   const auto height_of = [](const std::string& text, size_t from) {
     const size_t comma = text.find(',', from);
     return text.substr(comma + 1, text.find(' ', comma) - comma - 1);

@@ -44,14 +44,14 @@ SpanRecord EventOf(const JsonValue& json) {
   const JsonValue* const ahead = args->Find("ahead");
   event.ahead = ahead != nullptr && ahead->boolean;
   event.step = static_cast<int64_t>(NumberOf(*args, "step"));
-  // Older traces number steps so.
+  // Older traces number steps in this way.
   event.update = args->Find("update") == nullptr
                      ? event.step
                      : static_cast<int64_t>(NumberOf(*args, "update"));
   return event;
 }
 
-// Its events, or an error that names the file.
+// Returns its events, or an error that names the file.
 absl::StatusOr<const JsonValue*> EventsOf(const JsonValue& json,
                                           const std::string& path) {
   const JsonValue* const events =

@@ -1,4 +1,4 @@
-// A trace as base/trace writes it, read back: spans by track.
+// Reads a trace that base/trace has written: spans by track.
 #ifndef REPORT_TRACE_FILE_H_
 #define REPORT_TRACE_FILE_H_
 
@@ -17,13 +17,13 @@ struct SpanRecord {
   std::string track, name, unit;
   double begin = 0, end = 0;
   int64_t bytes = -1;
-  std::string wait;       // of a wait: its reason ("gather")
-  std::string op, group;  // of a collective
-  int64_t sequence = 0;   // in its group
-  double queued = 0;      // before it began
-  bool ahead = false;     // of a gather: before it was asked for
-  int64_t step = 0;       // of whole steps: their number, and
-  int64_t update = 0;     // that of steps made or skipped until then
+  std::string wait;       // for a wait: its reason ("gather")
+  std::string op, group;  // for a collective
+  int64_t sequence = 0;   // of a collective in its group
+  double queued = 0;      // time before it began
+  bool ahead = false;     // for a gather: it began before it was asked for
+  int64_t step = 0;       // for whole steps: their number, and
+  int64_t update = 0;     // the number of steps made or skipped until then
 };
 
 struct TraceFile {
@@ -34,15 +34,16 @@ struct TraceFile {
   std::vector<SpanRecord> events;  // by begin
 };
 
-// Text as JSON that may be large. InvalidArgument with path, line and column.
+// Reads JSON that may be large. Returns InvalidArgument with path, line and
+// column.
 absl::StatusOr<JsonValue> ReadLargeJson(const std::string& path);
 
-// FileError's; InvalidArgument naming `path` where it is no trace of
-// Tessera's. LOCAL.
+// Reads a trace. Returns errors of FileError, and InvalidArgument naming `path`
+// if it is no trace of Tessera's. LOCAL.
 absl::StatusOr<TraceFile> ReadTraceFile(const std::string& path);
 
-// One file that holds the events of all: each a JSON object with traceEvents
-// (traces, recordings of memory). LOCAL.
+// Returns one file that holds the events of all; each is a JSON object with
+// traceEvents (traces, recordings of memory). LOCAL.
 absl::StatusOr<std::string> MergeTraces(const std::vector<std::string>& paths);
 
 }  // namespace tessera

@@ -12,7 +12,7 @@ namespace {
 constexpr double kBarLeft = 90, kBarWidth = 760, kRowHeight = 40;
 constexpr size_t kMostBars = 12, kMostWaits = 10;
 
-// A step of all ranks: phases above, what was exposed of them below.
+// Draws a step of all ranks: phases above, their exposed parts below.
 void AddBar(const StepSummary& step, double y, double longest,
             std::string* svg) {
   const double scale = kBarWidth / longest;
@@ -41,7 +41,7 @@ void AddBar(const StepSummary& step, double y, double longest,
   part(step.hidden, 3, "hidden communication", y + 21, 7);
 }
 
-// What the page does not show is said.
+// Says what the page does not show.
 void AddLeftOut(size_t shown, size_t all, const char* what, std::string* html) {
   if (all <= shown) return;
   absl::StrAppendFormat(html,

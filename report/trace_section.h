@@ -1,4 +1,4 @@
-// What traces say, as a part of a page.
+// Shows traces as a section of a page.
 #ifndef REPORT_TRACE_SECTION_H_
 #define REPORT_TRACE_SECTION_H_
 
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// A bar for each step, and tables of waits and ranks.
+// Returns a bar for each step, and tables of waits and ranks.
 std::string TraceSection(const TraceSummary& summary);
 
 }  // namespace tessera

@@ -26,7 +26,7 @@ CollectiveKey KeyOf(const SpanRecord& event) {
   return {event.group, event.sequence, event.name};
 }
 
-// Where a file's waits find what they waited for.
+// Finds what a file's waits waited for.
 struct Index {
   explicit Index(const TraceFile& file) : of(file) {
     for (const SpanRecord& event : file.events) {
@@ -36,7 +36,7 @@ struct Index {
     }
   }
 
-  // The one that the wait has most of its time with; null: none.
+  // Returns the collective that overlaps the wait most; null: none.
   const SpanRecord* CollectiveOf(const SpanRecord& wait,
                                  absl::string_view what) const {
     const auto found = collectives.find(std::string(what));
@@ -54,7 +54,7 @@ struct Index {
     return best;
   }
 
-  // The one that the wait is the end of.
+  // Returns the gather that ends with the wait.
   const SpanRecord* GatherOf(const SpanRecord& wait) const {
     const auto found = gathers.find(wait.unit);
     if (found == gathers.end()) return nullptr;
@@ -81,7 +81,7 @@ struct Late {
   double begin = 0;
 };
 
-// Who came last to a collective, of the ranks of that host.
+// Finds the rank that came last to a collective, among ranks of the same host.
 Late LastOf(const SpanRecord& collective, const Index& mine,
             const std::vector<Index>& all) {
   Late late = {-1, collective.begin};
@@ -119,7 +119,7 @@ class Summing {
                      });
   }
 
-  // By rank: what others have waited for it.
+  // By rank, how long others have waited for it.
   const std::map<int, double>& late() const { return late_; }
 
  private:

@@ -1,18 +1,18 @@
-// What traces say: how long steps took, what of their communication was
+// Summarizes traces: how long steps took, how much of their communication was
 // exposed, and why.
 //
-// Why a wait took as long as it did is read off the collective that was waited
-// for, in the order in which it could have been over sooner:
+// The cause of a wait follows from the collective that was waited for; the
+// parts are in the order in which it could have ended sooner:
 //
 //   wait            |---- queued ----|-- a peer is late --|---- transfer ----|
 //   this rank's     call           begin                                    end
 //   the last peer's                                      begin
 //
 //   queued     the communication thread was busy with others
-//   peer late  it had begun here, and not yet on the last rank (where its file
-//              is given and comes from the same host)
-//   transfer   the rest; of a gather that was not begun ahead: "not
-//              prefetched", of one that was: "prefetched too late"
+//   peer late  it had begun here, but not yet on the last rank (known if that
+//              rank's file is given and comes from the same host)
+//   transfer   the rest: "not prefetched" for a gather that was not begun
+//              ahead, "prefetched too late" for one that was
 #ifndef REPORT_TRACE_SUMMARY_H_
 #define REPORT_TRACE_SUMMARY_H_
 
@@ -39,15 +39,15 @@ enum class WaitCause : uint8_t {
 inline constexpr int kNumWaitCauses = 5;
 absl::string_view WaitCauseName(WaitCause cause);  // "not prefetched"
 
-// Milliseconds in all that follows.
+// All times below are milliseconds.
 struct StepSummary {
-  int64_t step = 0;    // a skipped one has that of the step made in its place
+  int64_t step = 0;    // a skipped step has that of the step made in its place
   int64_t update = 0;  // steps made or skipped
   int rank = -1;       // -1: means over ranks
   double total = 0;
   double forward = 0, backward = 0, optimizer = 0;  // phases
   double communication = 0;  // with at least one collective or pull under way
-  double hidden = 0;         // of it, while the program was not waiting
+  double hidden = 0;         // part of it, while the program was not waiting
   double exposed = 0;        // the program was blocked by communication
   double recompute = 0;
   double disk_read = 0, disk_write = 0;  // with at least one under way
@@ -58,21 +58,21 @@ struct StepSummary {
 
 // Waits for one thing, over all steps and ranks.
 struct WaitSummary {
-  std::string reason, unit, what;  // unit: "" if of none
+  std::string reason, unit, what;  // unit: "" for none
   int64_t count = 0;
   double total = 0, longest = 0;
-  int64_t ahead = 0;  // of those whose gather was started ahead
+  int64_t ahead = 0;  // how many of them had their gather started ahead
   double lead = 0;    // mean time between such a start and the wait
   std::array<double, kNumWaitCauses> by_cause{};  // of total
-  std::map<int, double> by_late_rank;             // of kPeerLate
+  std::map<int, double> by_late_rank;             // for kPeerLate
 };
 
 struct RankSummary {
   int rank = 0;
   double step = 0;           // mean
-  double work = 0;           // of it, without exposed waits
+  double work = 0;           // part of it without exposed waits
   double exposed = 0;        // mean of a step
-  double others_waited = 0;  // mean of a step, sum over the others
+  double others_waited = 0;  // mean over steps of the sum over other ranks
 };
 
 struct TraceSummary {
@@ -85,10 +85,12 @@ struct TraceSummary {
   std::vector<std::string> notes;  // for people
 };
 
-// InvalidArgument where two files are of one rank, or none has a whole step.
+// Returns InvalidArgument if two files belong to one rank, or none has a whole
+// step.
 absl::StatusOr<TraceSummary> Summarize(absl::Span<const TraceFile> files);
 
-// Tables for people, at most `most_waits` rows of waits; and all of it as JSON.
+// Return tables for people, with at most `most_waits` rows of waits, and all of
+// it as JSON.
 std::string SummaryToText(const TraceSummary& summary, int most_waits);
 std::string SummaryToJson(const TraceSummary& summary);
 

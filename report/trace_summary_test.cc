@@ -1,5 +1,5 @@
-// Traces are made by hand: who waited for what is known, and so is what the
-// summary has to say of it.
+// Traces are made by hand: it is known who waited for what, and so is what the
+// summary must say.
 #include "report/trace_summary.h"
 
 #include <filesystem>
@@ -26,7 +26,7 @@ using ::testing::Not;
 
 constexpr int64_t kMs = 1000000;
 
-// One rank's recording; times are milliseconds.
+// Recording makes one rank's recording; times are in milliseconds.
 class Recording {
  public:
   void Step(int step, int begin, int end) {
@@ -135,7 +135,7 @@ TEST(TraceSummaryTest, WhyAGatherWasWaitedFor) {
   rank.Gather("b", 25, 40, /*ahead=*/true);
   rank.Collective("all-gather of unit b", 25, 34, 40, 2);
   rank.Wait("all-gather of unit b", 30, 40);
-  // Nobody's collective: a sum.
+  // A sum is no collective of its own.
   rank.Collective("reduction of the gradients of unit a", 50, 50, 58, 3);
   rank.Wait("reduction of the gradients of unit a", 55, 58, "reduction");
   const TraceSummary summary = SummaryOf({rank.File(0, 2)});
@@ -181,8 +181,7 @@ TEST(TraceSummaryTest, WhoCameLate) {
   EXPECT_EQ(summary.rank_summaries[1].others_waited, 5);
   EXPECT_EQ(summary.rank_summaries[1].work, 107);
   EXPECT_THAT(SummaryToText(summary, 10), HasSubstr("rank 1 came late 45 %"));
-  // Another collective, of another group, or a clock of another host tell
-  // nothing.
+  // Collectives of another group, or clocks of another host, say nothing.
   Recording other;
   other.Step(1, 0, 110);
   other.Collective(what, 17, 17, 20, 6);
@@ -241,7 +240,7 @@ TEST(TraceCommandTest, MergesAndSummarizes) {
   EXPECT_EQ(RunTraceCommand({"merge", first, last}, &out, &err), 2);
   EXPECT_TRUE(ReadTraceFile(last).ok());
   EXPECT_EQ(RunTraceCommand({"merge", first, "--out=x"}, &out, &err), 2);
-  // Of another run.
+  // This file belongs to another run.
   TESSERA_ASSERT_OK(WriteFileAtomically(dir + "/trace.rank2.json",
                                         TraceToJson({}, {2, 4, "h"})));
   EXPECT_EQ(RunTraceCommand({"summary", dir}, &out, &err), 1);

@@ -14,7 +14,7 @@ load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 #   refuses a PCH made with others.
 # - Actions run in sandboxes with names of their own, and clang writes absolute
 #   paths into a PCH. So its folder is called /proc/self/cwd when it is made, and
-#   clang is told that this is a "sysroot" which the PCH may be moved out of
+#   the options call it a "sysroot" which the PCH may be moved out of
 #   (-relocatable-pch: paths below it are kept relative). Its user says that the
 #   sysroot is ".", and the headers' paths in the .d file are relative, as Bazel
 #   wants them. At clang's cc1 level (-Xclang) -isysroot has no other effect: the
@@ -24,7 +24,7 @@ load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 # - -fdepfile-entry, given by the user of the PCH: the PCH itself is in its .d.
 # - -fpch-instantiate-templates takes work that every user would do again into
 #   the PCH: 1.8 s a file instead of 4.1 s. Virtual functions of templates are left
-#   out of that, which third_party/libtorch/torch_pch.h mends: 0.4 s.
+#   out of that, which third_party/libtorch/torch_pch.h corrects: 0.4 s.
 _FLAGS = [
     "-xc++-header",
     "-working-directory=/proc/self/cwd",

@@ -56,7 +56,7 @@ struct Flags {
   bool one_host = false;
 };
 
-// --network and so on; nothing if it is none of them.
+// Returns the value of --network and so on; nullptr for other names.
 double* NumberOf(const std::string& name, Flags* flags) {
   if (name == "--network") return &flags->network;
   if (name == "--latency") return &flags->latency;
@@ -94,7 +94,8 @@ absl::Status SetFlag(const std::string& name, const std::string& value,
   return absl::OkStatus();
 }
 
-// By hand, as `tessera config`: absl's flags end the process with 1.
+// Flags are parsed by hand, as in `tessera config`: absl's flags end the
+// process with 1.
 absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
   Flags flags;
   for (size_t i = 0; i < args.size(); ++i) {
@@ -121,7 +122,7 @@ absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
 
 using Numbers = std::map<std::string, int64_t>;
 
-// "dim=4096,layers=32" over the defaults in `numbers`.
+// Reads "dim=4096,layers=32" over the defaults in `numbers`.
 absl::Status ReadNumbers(absl::string_view text, Numbers* numbers) {
   for (const absl::string_view part :
        absl::StrSplit(text, ',', absl::SkipEmpty())) {
@@ -150,7 +151,7 @@ struct Model {
   SampledLoss loss;
 };
 
-// A model with loss(tokens, targets), on a batch of tokens.
+// Makes a model with loss(tokens, targets), on a batch of tokens.
 template <typename Impl, typename Options>
 absl::StatusOr<Model> Make(const Options& options, int64_t seq, int64_t vocab) {
   TESSERA_ASSIGN_OR_RETURN(

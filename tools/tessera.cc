@@ -1,7 +1,7 @@
-// The command `tessera`; see kUsage in config/command.cc, in
-// checkpoint/exchange/command.cc and in report/command.cc. `tessera plan`
-// (tools/plan_command.cc) and `tessera tokenize` are programs of their own,
-// beside this one: the others do without libtorch, and that one without
+// This is the command `tessera`; see kUsage in config/command.cc,
+// checkpoint/exchange/command.cc and report/command.cc. `tessera plan`
+// (tools/plan_command.cc) and `tessera tokenize` are separate programs beside
+// this one: this program does not need libtorch, and tokenize must do without
 // protobuf.
 #include <errno.h>
 #include <signal.h>
@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kNoLibrary = 127;  // how the dynamic linker ends a program
 
-// Becomes the program of that name beside this one.
+// Executes the program of that name beside this one.
 int RunBeside(const std::string& name, char** argv) {
   std::string path(4096, '\0');
   const ssize_t length = readlink("/proc/self/exe", path.data(), path.size());
@@ -37,7 +37,7 @@ int RunBeside(const std::string& name, char** argv) {
   return 2;
 }
 
-// As a child, whose end says whether its libraries were found.
+// Runs it as a child, whose exit says whether its libraries were found.
 int RunPlan(char** argv) {
   const pid_t child = fork();
   if (child < 0) {
@@ -51,10 +51,10 @@ int RunPlan(char** argv) {
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  if (WIFSIGNALED(status)) {  // so that a shell says it of this one
+  if (WIFSIGNALED(status)) {  // so that a shell reports it for this process
     signal(WTERMSIG(status), SIG_DFL);
     raise(WTERMSIG(status));
-    return 128 + WTERMSIG(status);  // it is blocked here
+    return 128 + WTERMSIG(status);  // the signal is blocked here
   }
   if (WEXITSTATUS(status) == kNoLibrary) {
     std::cerr << "tessera plan: libtorch 2.11 is found by LD_LIBRARY_PATH: set "
@@ -67,7 +67,7 @@ int RunPlan(char** argv) {
 using Command = int (*)(const std::vector<std::string>& args, std::ostream* out,
                         std::ostream* err);
 
-// Those of this program.
+// The commands of this program.
 constexpr std::pair<const char*, Command> kCommands[] = {
     {"config", tessera::RunConfigCommand},
     {"checkpoint", tessera::RunCheckpointCommand},
@@ -89,7 +89,7 @@ int main(int argc, char** argv) {
     if (args.empty() || !IsHelp(args[0])) {
       return tessera::Written(run(args, &std::cout, &std::cerr));
     }
-    run({}, &std::cout, &std::cout);  // says how it is used
+    run({}, &std::cout, &std::cout);  // prints its usage
     return tessera::Written(0);
   }
   if (command == "plan") return RunPlan(argv + 1);
@@ -102,7 +102,7 @@ int main(int argc, char** argv) {
   for (const auto& [name, run] : kCommands) {
     std::ostringstream usage;
     run({}, &usage, &usage);
-    // Two of them have one text.
+    // Two of them have the same text.
     if (usage.str() != last) out << usage.str();
     last = usage.str();
   }

@@ -1,4 +1,4 @@
-// `tessera plan`, a program of its own: it alone of the commands needs
+// `tessera plan` is a separate program: it is the only command that needs
 // libtorch.
 #include <iostream>
 #include <string>

@@ -1,5 +1,5 @@
-// `tessera tokenize`, a program of its own beside `tessera`: that one has
-// protobuf, which SentencePiece cannot be with (data/sentencepiece/BUILD).
+// `tessera tokenize` is a separate program: `tessera` has protobuf, which
+// cannot be linked with SentencePiece (data/sentencepiece/BUILD).
 #include <iostream>
 #include <string>
 #include <vector>

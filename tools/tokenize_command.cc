@@ -100,8 +100,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(
   return SentencePieceTokenizer::Open(name);
 }
 
-// The type that is asked for; else the narrowest that holds the vocabulary and
-// that the header has.
+// Returns the requested type, or else the narrowest one that holds the
+// vocabulary and that the header supports.
 absl::StatusOr<TokenType> TypeOf(const Flags& flags, int64_t vocab_size) {
   for (const TokenType type :
        {TokenType::kUint8, TokenType::kUint16, TokenType::kUint32}) {
@@ -124,7 +124,7 @@ class Writing {
   absl::Status AddFile(const std::string& path) {
     TESSERA_ASSIGN_OR_RETURN(const MappedFile file,
                              MappedFile::Open(path, /*min_bytes=*/0));
-    if (file.bytes().empty()) return absl::OkStatus();  // as an empty line
+    if (file.bytes().empty()) return absl::OkStatus();  // like an empty line
     absl::string_view rest(reinterpret_cast<const char*>(file.bytes().data()),
                            file.bytes().size());
     if (!flags_.lines) return Annotate(AddDocument(rest), path);

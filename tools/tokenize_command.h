@@ -1,4 +1,5 @@
-// `tessera tokenize`: text files to a file of tokens (data/text/token_file.h).
+// `tessera tokenize` turns text files into a file of tokens
+// (data/text/token_file.h).
 #ifndef TOOLS_TOKENIZE_COMMAND_H_
 #define TOOLS_TOKENIZE_COMMAND_H_
 
@@ -8,8 +9,8 @@
 
 namespace tessera {
 
-// `args`: what stands after `tessera tokenize`. Returns the exit status: 0, 1
-// if a file is wrong, 2 if the command is.
+// Runs the command. `args` are the words after `tessera tokenize`. Returns the
+// exit status: 0, 1 if a file is wrong, 2 if the command is wrong.
 int RunTokenizeCommand(const std::vector<std::string>& args, std::ostream* out,
                        std::ostream* err);
 

@@ -2,9 +2,9 @@
 // library is not instrumented. Linked into every program of --config=tsan, with
 // the linker's --wrap for each name below (tools/BUILD).
 //
-// Between the marks of before and after, ThreadSanitizer looks at nothing: that
-// is where absl evaluates conditions, of this and of other threads, under the
-// lock.
+// ThreadSanitizer ignores everything between the marks before and after a call:
+// absl evaluates conditions there, those of this and of other threads, under
+// the lock.
 #include <sanitizer/tsan_interface.h>
 
 #include "absl/synchronization/mutex.h"
@@ -16,10 +16,11 @@ using absl::Duration;
 using absl::Mutex;
 using absl::Notification;
 
-// absl counts the users of a Status inside the library: unseen.
+// absl counts the users of a Status inside the library, which ThreadSanitizer
+// does not see.
 extern "C" const char* __tsan_default_suppressions() { return "race:Unref\n"; }
 
-// What `name` was before it was wrapped, and what is called in its place.
+// Declares the original of `name`, and defines what is called in its place.
 #define TESSERA_WRAP(Result, name, ...)         \
   extern "C" Result __real_##name(__VA_ARGS__); \
   extern "C" Result __wrap_##name(__VA_ARGS__)

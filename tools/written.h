@@ -1,4 +1,4 @@
-// Whether what a command has printed has come to where it goes.
+// Checks that a command's output has reached its destination.
 #ifndef TOOLS_WRITTEN_H_
 #define TOOLS_WRITTEN_H_
 
@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-// `code`, a command's exit status; or 1, and a line on stderr, if some of its
-// output could not be written.
+// Returns `code`, a command's exit status; or 1, with a line on stderr, if some
+// of its output could not be written.
 inline int Written(int code) {
   std::cout.flush();
   if (std::cout) return code;

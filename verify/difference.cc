@@ -21,7 +21,7 @@ std::string Describe(const at::Tensor& t) {
   return out.str();
 }
 
-// Real, in order of indices.
+// Returns real numbers in order of indices.
 at::Tensor Reals(const at::Tensor& t) {
   const at::Tensor plain = t.detach().cpu().resolve_conj().contiguous();
   return plain.is_complex() ? at::view_as_real(plain) : plain;
@@ -34,7 +34,7 @@ at::Tensor Bits(const at::Tensor& t) {
                                                       : at::kChar);
 }
 
-// Of the element that is number `flat`.
+// Returns the indices of element number `flat`.
 std::string IndexOf(int64_t flat, at::IntArrayRef sizes) {
   std::vector<int64_t> index;
   for (size_t d = sizes.size(); d-- > 0;) {
@@ -84,7 +84,7 @@ std::string DifferenceBeyond(const at::Tensor& expected, const at::Tensor& got,
   const at::Tensor a = Reals(expected), b = Reals(got);
   const at::Tensor bound = Reals(rounding).mul(static_cast<double>(additions));
   const at::Tensor off = a.to(at::kDouble).sub(b.to(at::kDouble)).abs();
-  // Not within, so that a NaN is found.
+  // The test is "not within", so that it finds NaN.
   return FirstOf(off.le(bound).logical_not().reshape({-1}), a, b,
                  ", further apart than sums in another order can be");
 }

@@ -1,4 +1,4 @@
-// A program's groups of parameters as the oracle's.
+// Converts a program's groups of parameters to the oracle's.
 #ifndef VERIFY_ENGINE_GROUPS_H_
 #define VERIFY_ENGINE_GROUPS_H_
 
@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-// Puts EngineOptions::param_groups before the groups that `oracle` has of the
-// configuration. Unimplemented names an option that the oracle does not know.
+// Puts EngineOptions::param_groups before the groups that `oracle` has from the
+// configuration. Unimplemented names an option that the oracle does not
+// support.
 absl::Status AddGroups(const std::vector<ParameterGroup>& program,
                        OracleOptions* oracle);
 

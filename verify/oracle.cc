@@ -18,7 +18,7 @@ at::Generator DefaultGenerator(at::Device device) {
   return at::globalContext().defaultGenerator(device);
 }
 
-// The default generator is what it was again at the end of the scope.
+// Restores the default generator at the end of the scope.
 class KeepGenerator {
  public:
   explicit KeepGenerator(at::Device device)
@@ -37,7 +37,7 @@ LossScaling ScalingOf(const OracleOptions& options) {
   return options.loss_scaling.value_or(none);
 }
 
-// Of each element, from the first one's place.
+// Returns the place of each element, relative to the first one's.
 at::Tensor PlacesOf(const at::Tensor& t) {
   int64_t last = 0;
   for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
@@ -188,7 +188,7 @@ std::vector<at::Tensor> Oracle::Replicas(int r) const {
 
 void Oracle::StepOptimizer(double factor) {
   torch::NoGradGuard no_grad;
-  // AdamW of float64 is libtorch's if it is no other in any group.
+  // libtorch's AdamW steps float64 masters only if all groups use plain AdamW.
   const bool elementwise =
       !IsPlainAdamW(step_options_) ||
       std::any_of(groups_.begin(), groups_.end(), [](const OracleGroup& group) {

@@ -1,5 +1,5 @@
-// What becomes of the oracle's gradients before its optimizer: sums in the
-// order of ranks, means, clipping.
+// Processes the oracle's gradients before its optimizer: sums in the order of
+// ranks, means, clipping.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// In their dtype; 16-bit ones in float32, rounded once.
+// Sums in their dtype; 16-bit tensors in float32, rounded once.
 at::Tensor SumInOrder(const std::vector<at::Tensor>& tensors) {
   const at::ScalarType dtype = tensors[0].scalar_type();
   at::Tensor sum;
@@ -24,7 +24,8 @@ at::Tensor SumInOrder(const std::vector<at::Tensor>& tensors) {
   return sum.to(dtype);
 }
 
-// By a tensor: of a number GPUs multiply by the reciprocal. 16 bits as floats.
+// Divides by a tensor, since GPUs multiply by the reciprocal of a number.
+// 16-bit tensors are divided as floats.
 at::Tensor Divided(const at::Tensor& t, double divisor) {
   const at::Tensor wide = Is16Bit(t.scalar_type()) ? t.to(at::kFloat) : t;
   return wide.div(torch::full({}, divisor, wide.options())).to(t.dtype());
@@ -115,7 +116,7 @@ void Oracle::AddRounding(Parameter* p,
   }
 }
 
-// As what is divided at last: the ends are rounded as elements are.
+// Clips before the final division: the ends are rounded as elements are.
 void Oracle::ClipValues() {
   const double end = options_.max_value * outcome_.divisor;
   for (Parameter& p : parameters_) {
@@ -127,7 +128,7 @@ void Oracle::ClipValues() {
   }
 }
 
-// A complex parameter's last dim is that of its parts.
+// The last dim of a complex parameter is that of its parts.
 void Oracle::ClipRows() {
   for (Parameter& p : parameters_) {
     const double most =
@@ -159,8 +160,8 @@ double Oracle::Norm(std::optional<size_t> group) const {
   return OracleNorm(gradients, options_.norm_p);
 }
 
-// What all are to be multiplied with; where groups have maxima of their own,
-// each is multiplied with its factor here.
+// Returns the factor for all gradients. Where groups have maxima of their own,
+// it multiplies each by its own factor here.
 double Oracle::ClipNorms(double inverse) {
   const double of_rest = OracleClipping(outcome_.norm, options_.max_norm);
   bool any = false;

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// What follows the last "::" that is in no brackets.
+// Returns what follows the last "::" that is not in brackets.
 absl::string_view LastName(absl::string_view class_name) {
   int open = 0;
   size_t begin = 0;

@@ -1,6 +1,6 @@
-// Groups of parameters as the oracle reads them: which parameter is stepped
-// with which options. The rules of optimizer.param_groups and
-// optimizer.no_decay (config/optimizer.proto), followed anew.
+// Decides which options the oracle steps each parameter with. It implements the
+// rules of optimizer.param_groups and optimizer.no_decay
+// (config/optimizer.proto) independently.
 #ifndef VERIFY_ORACLE_GROUPS_H_
 #define VERIFY_ORACLE_GROUPS_H_
 
@@ -25,36 +25,37 @@ struct OracleGroup {
   std::string name;
   OracleStepOptions options;
   bool frozen = false;  // from the beginning on: they need no gradient
-  // Whose names fit one of these: '*' is any characters, '?' one.
+  // Patterns of parameter names: '*' is any characters, '?' one.
   std::vector<std::string> parameters;
-  // Whose module is of one of these classes, by its whole name or what follows
-  // the last "::", "Impl" at the end or not.
+  // Classes of modules whose parameters belong to the group, by the whole name
+  // or what follows the last "::", with or without "Impl" at the end.
   std::vector<std::string> modules;
-  // Of which the program says so.
+  // Returns whether the program puts a parameter in the group.
   std::function<bool(const torch::nn::Module& module, absl::string_view name,
                      const at::Tensor& tensor)>
       claims;
-  // Biases, and parameters of norms and embeddings: what has "bias" at one end
-  // of its last name, or whose class has Norm or Embedding in its last name.
+  // Whether biases and parameters of norms and embeddings belong: those with
+  // "bias" at one end of their last name, or whose class has Norm or Embedding
+  // in its last name.
   bool undecayed = false;
-  // Real parameters of two dims or more, of no embedding and with neither
-  // "embed" nor "head" in their names.
+  // Whether real parameters of two dims or more belong that are in no embedding
+  // and have neither "embed" nor "head" in their names.
   bool hidden_matrices = false;
-  // In place of OracleOptions::max_norm, of the norm of these alone.
+  // Replaces OracleOptions::max_norm, for the norm of these parameters alone.
   std::optional<double> max_norm;
-  std::optional<double> adaptive;  // in place of OracleOptions::adaptive
+  std::optional<double> adaptive;  // replaces OracleOptions::adaptive
 };
 
 bool FitsPattern(absl::string_view pattern, absl::string_view name);
 bool FitsClass(absl::string_view wanted, absl::string_view class_name);
 
-// Of each parameter that is in a group the number of that: the first that has
-// it under any of its names.
+// Returns, for each parameter that is in a group, the index of the first group
+// that has it under any of its names.
 std::map<const at::TensorImpl*, size_t> OracleGroupsOf(
     const torch::nn::Module& module, const std::vector<OracleGroup>& groups);
 
 // Sets an option by the name that torch::optim has for it ("lr", "beta1"; a
-// flag is 0 or 1). False: there is none such.
+// flag is 0 or 1). Returns false if there is no such option.
 bool SetOracleOption(absl::string_view name, double value,
                      OracleStepOptions* options);
 

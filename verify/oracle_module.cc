@@ -19,7 +19,8 @@ bool IsNorm(torch::nn::Module& module) {
          module.as<nn::InstanceNorm3d>() != nullptr;
 }
 
-// The tensor stays the one it is and, in its storage, where it is.
+// Converts a tensor in place: it stays the same tensor at the same place in its
+// storage.
 void Convert(at::Tensor* t, at::ScalarType dtype) {
   if (!t->defined() || !t->is_floating_point()) return;
   if (t->scalar_type() == dtype) return;

@@ -1,4 +1,5 @@
-// A rank's module as the oracle trains it: its parameters, and their dtypes.
+// Handles a rank's module as the oracle trains it: its parameters, and their
+// dtypes.
 #ifndef VERIFY_ORACLE_MODULE_H_
 #define VERIFY_ORACLE_MODULE_H_
 
@@ -15,13 +16,14 @@ class Module;
 
 namespace tessera {
 
-// Parameters of `module` that have elements, each once, under its first name.
+// Returns the parameters of `module` that have elements, each once, under its
+// first name.
 std::vector<std::pair<std::string, at::Tensor>> DistinctParameters(
     const torch::nn::Module& module);
 
-// Parameters (but with `keep_norms` those of norms) and buffers that are real
-// floating numbers become these, each where it lies in its storage. Unset: they
-// stay.
+// Converts parameters (with `keep_norms` except those of norms) and buffers
+// that are real floating numbers to these dtypes, each in its place in its
+// storage. Unset: they stay.
 void ConvertModule(torch::nn::Module& module,
                    std::optional<at::ScalarType> dtype, bool keep_norms,
                    std::optional<at::ScalarType> buffer_dtype);

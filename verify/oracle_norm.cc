@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kBlock = 64;
 constexpr int64_t kLanes = 8;
 
-// A storage's elements; none where the parameter has none.
+// The elements of a storage; nullopt where the parameter has none.
 using Elements = std::vector<std::optional<double>>;
 
 Elements ElementsOf(const PlacedGradient& placed) {
@@ -68,9 +68,9 @@ double MaxNorm(const std::vector<PlacedGradient>& gradients) {
 
 }  // namespace
 
-// Shewchuk, "Adaptive Precision Floating-Point Arithmetic", 1997: `parts` do
-// not overlap, grow in magnitude, and their exact sum is that of all values so
-// far.
+// Adds as in Shewchuk, "Adaptive Precision Floating-Point Arithmetic", 1997:
+// `parts` do not overlap, grow in magnitude, and their exact sum is that of all
+// values so far.
 double ExactSum(const std::vector<double>& values) {
   std::vector<double> parts;
   double plain = 0;
@@ -88,8 +88,8 @@ double ExactSum(const std::vector<double>& values) {
     parts = std::move(grown);
   }
   if (!std::isfinite(plain)) return plain;
-  // From the largest part down; the first remainder decides, except in a tie,
-  // where the sign of the next part does.
+  // It adds from the largest part down; the first remainder decides, except in
+  // a tie, where the sign of the next part does.
   double sum = 0;
   while (!parts.empty()) {
     const double x = sum, y = parts.back();

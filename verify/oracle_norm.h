@@ -1,11 +1,12 @@
-// The norm of a step's gradients as the oracle works it out: slow and obvious.
+// Computes the norm of a step's gradients for the oracle, in a slow and obvious
+// way.
 //
 //   storage   | 64 elements | 64 elements | ...   blocks, from its element 0
 //   parameter         [.....................]     its part of each of them
 //
-// Within a block eight sums in double, of elements j, j + 8, ...; these added
-// as ((0+1)+(2+3))+((4+5)+(6+7)). All blocks of all parameters exactly, rounded
-// once, whatever their order.
+// Within a block there are eight sums in double, of elements j, j + 8, ...;
+// they are added as ((0+1)+(2+3))+((4+5)+(6+7)). All blocks of all parameters
+// are added exactly and rounded once, whatever their order.
 #ifndef VERIFY_ORACLE_NORM_H_
 #define VERIFY_ORACLE_NORM_H_
 
@@ -16,31 +17,32 @@
 
 namespace tessera {
 
-// The exact sum, rounded once to the nearest double, ties to even. Values are 0
-// or more; infinite or NaN if one of them or the sum is.
+// Returns the exact sum, rounded once to the nearest double, ties to even.
+// Values are 0 or more; the result is infinite or NaN if one of them or the sum
+// is.
 double ExactSum(const std::vector<double>& values);
 
-// A gradient and where its parameter's elements lie in their storage.
+// A gradient, and where its parameter's elements lie in their storage.
 struct PlacedGradient {
   at::Tensor gradient;  // real, of any strides
   std::vector<int64_t> strides;
   int64_t offset = 0;
 };
 
-// The p-norm, p > 0 or infinite; infinite or NaN if an element is (NaN goes
-// before).
+// Returns the p-norm, p > 0 or infinite. It is infinite or NaN if an element
+// is; NaN takes precedence.
 double OracleNorm(const std::vector<PlacedGradient>& gradients, double p);
 
-// What gradients of that norm are multiplied with, so that it is max_norm at
-// most; 1 where max_norm is 0.
+// Returns the factor that limits gradients of that norm to max_norm; 1 if
+// max_norm is 0.
 double OracleClipping(double norm, double max_norm);
-// Each row of a gradient (all of it, without `rows`), whose norm, divided, is
-// more than `most` times that of the same row of `weights`, or than `most *
-// eps`, scaled down to that.
+// Scales down each row of a gradient (without `rows` all of it) whose norm /
+// divisor exceeds `most` times the norm of the same row of `weights`, which
+// counts as at least `eps`, to that limit.
 at::Tensor OracleAdaptivelyClipped(const PlacedGradient& placed,
                                    const at::Tensor& weights, bool rows,
                                    double divisor, double most, double eps);
-// Elements beyond [-end, end] are the nearer of these; NaN stays.
+// Replaces elements beyond [-end, end] by the nearer end; NaN stays.
 at::Tensor OracleClamped(const at::Tensor& t, double end);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// What the oracle keeps of ranks and parameters.
+// Holds what the oracle keeps of ranks and parameters.
 #ifndef VERIFY_ORACLE_PARAMETER_H_
 #define VERIFY_ORACLE_PARAMETER_H_
 
@@ -20,20 +20,20 @@ struct Oracle::Rank {
   at::Tensor generator_state;
 };
 
-// One parameter on all ranks; all but the replicas real.
+// One parameter on all ranks; everything except the replicas is real.
 struct Oracle::Parameter {
   std::string name;
   bool complex = false;
   PlacedGradient place;              // in its storage at the start
   std::vector<at::Tensor> replicas;  // by rank
   std::vector<at::Tensor> waiting;   // by rank: not yet reduced
-  at::Tensor gradient;               // of the step; undefined: skipped
-  at::Tensor clipped;                // what the step is made with, of it
-  at::Tensor rounding;               // of it
+  at::Tensor gradient;               // gradient of the step; undefined: skipped
+  at::Tensor clipped;                // the gradient that the step uses
+  at::Tensor rounding;               // rounding of the gradient
   at::Tensor master;
-  std::vector<at::Tensor> states;  // of its optimizer
+  std::vector<at::Tensor> states;  // states of its optimizer
   int64_t steps = 0;
-  std::optional<size_t> group;  // none: of the rest
+  std::optional<size_t> group;  // nullopt: in no group
   OracleRandom random;
 };
 

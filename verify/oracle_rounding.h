@@ -1,5 +1,5 @@
-// Random bits, and rounding by them, as the oracle's steps have them
-// (oracle_step.h says which). For oracle_step.cc alone.
+// Makes random bits, and rounds by them, as oracle_step.h defines it. For
+// oracle_step.cc alone.
 #ifndef VERIFY_ORACLE_ROUNDING_H_
 #define VERIFY_ORACLE_ROUNDING_H_
 
@@ -27,7 +27,7 @@ inline uint64_t SeedOfStep(int64_t parameter, int64_t step) {
   return Mix(of_parameter ^ static_cast<uint64_t>(step));
 }
 
-// Of a number above 2^32 the upper half changes the seed's.
+// The upper half of a number above 2^32 changes the seed's upper half.
 inline uint32_t RandomOf(uint64_t seed, int64_t number) {
   const auto lower = static_cast<uint32_t>(number);
   const auto upper = static_cast<uint32_t>(number >> 32);
@@ -44,7 +44,7 @@ inline uint32_t RandomOf(uint64_t seed, int64_t number) {
   return x;
 }
 
-// To a value of bfloat16; `random`: 16 bits.
+// Rounds to a value of bfloat16; `random` has 16 bits.
 inline float RoundedRandomly(float x, uint32_t random) {
   if (std::isnan(x)) return OneNan(x);
   uint32_t bits;
@@ -55,12 +55,10 @@ inline float RoundedRandomly(float x, uint32_t random) {
   std::memcpy(&x, &bits, sizeof(bits));
   return x;
 }
-inline double RoundedRandomly(double x, uint32_t) {
-  return x;
-}  // is never asked for
+inline double RoundedRandomly(double x, uint32_t) { return x; }  // never called
 
-// To a value of float16, a multiple of the unit there: of what is lost the
-// first bits in float32 are as many as the unit has more than x's last one.
+// Rounds to a value of float16, a multiple of the unit there. The lost part has
+// as many bits in float32 as the unit is larger than x's last bit.
 inline float RoundedRandomlyToHalf(float x, uint32_t random) {
   if (std::isnan(x) || std::isinf(x) || x == 0) return OneNan(x);
   const int exponent = std::max(std::ilogb(x), -14);

@@ -1,4 +1,4 @@
-// The loss scale as the oracle works it out, by DeepSpeed's rules
+// Computes the loss scale for the oracle, by DeepSpeed's rules
 // (DynamicLossScaler).
 #ifndef VERIFY_ORACLE_SCALE_H_
 #define VERIFY_ORACLE_SCALE_H_
@@ -10,13 +10,13 @@ namespace tessera {
 struct LossScaling {
   double scale = 65536;  // the first, or the only one
   bool dynamic = true;
-  // The scale doubles after so many steps without overflow since the last
+  // The scale doubles after this many steps without overflow since the last
   // overflow, doubling or the start.
   int64_t window = 1000;
   // The scale halves from the n-th overflow on that follows the start or a
   // doubling. 0: never.
   int64_t hysteresis = 2;
-  // Every step without an overflow starts the count of overflows anew.
+  // Whether every step without an overflow restarts the count of overflows.
   bool consecutive_hysteresis = false;
   double min_scale = 1;
 };
@@ -29,8 +29,8 @@ class OracleScale {
         overflows_left_(options.hysteresis) {}
 
   double scale() const { return scale_; }
-  // After each step. Throws c10::Error where DeepSpeed raises: an overflow that
-  // would halve the smallest scale.
+  // Call it after each step. Throws c10::Error where DeepSpeed raises: an
+  // overflow that would halve the smallest scale.
   void Update(bool overflow);
 
  private:

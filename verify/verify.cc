@@ -29,13 +29,13 @@ at::Generator DefaultGenerator() {
   return at::detail::getDefaultCPUGenerator();
 }
 
-// The thread count and the generator are the caller's again at the end.
+// Restores the caller's thread count and generator at the end.
 class KeepTorchState {
  public:
   KeepTorchState()
       : threads_(at::get_num_threads()),
         generator_(DefaultGenerator().get_state()) {
-    at::set_num_threads(1);  // as the oracle
+    at::set_num_threads(1);  // as in the oracle
   }
   ~KeepTorchState() {
     at::set_num_threads(threads_);
@@ -108,7 +108,7 @@ class Verifier {
   std::vector<std::string> names_;  // of distinct parameters
   std::optional<Oracle> oracle_;    // on rank 0
   VerifyReport report_;
-  // Of the step, on this rank; whole tensors are kept on rank 0 only.
+  // Values of the step on this rank; only rank 0 keeps whole tensors.
   int step_ = 0;
   std::vector<at::Tensor> losses_;
   Tensors gradients_, masters_;
@@ -204,7 +204,7 @@ absl::Status Verifier::Step() {
 }
 
 absl::Status Verifier::CompareOnRank0(const std::vector<std::string>& lines) {
-  // A schedule's rates are the engine's; others are the configuration's.
+  // A schedule's rates come from the engine, others from the configuration.
   if (config_.has_scheduler()) {
     for (const StepReport::Group& group : engine_->last_step().groups) {
       oracle_->SetLearningRate(group.name, group.learning_rate);
@@ -257,7 +257,7 @@ absl::Status Verifier::CompareGradient(const std::string& name) {
 }
 
 absl::Status Verifier::CompareMaster(const std::string& name) {
-  // A frozen one keeps what its working dtype can hold: see the lines.
+  // A frozen parameter keeps what its working dtype can hold; see the lines.
   if (!module_->named_parameters()[name].requires_grad()) {
     return absl::OkStatus();
   }
@@ -296,8 +296,8 @@ absl::Status Verifier::CompareOutcome() const {
                    ", although all gradients are equal"));
 }
 
-// What a rank's own is: losses, what operators compute with, buffers,
-// generator.
+// Describes what belongs to a rank: losses, what operators compute with,
+// buffers, generator.
 absl::StatusOr<std::string> Verifier::LinesOf(
     const torch::nn::Module& module, const std::vector<at::Tensor>& losses,
     const at::Tensor& generator) const {

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// A dense view of `numel` numbers of `dtype`, from number `begin` of them on.
+// Returns a dense view of `numel` numbers of `dtype`, from number `begin` on.
 at::Tensor ViewOf(const at::Tensor& flat, at::ScalarType dtype, int64_t begin,
                   int64_t numel) {
   c10::TensorImpl* const from = flat.unsafeGetTensorImpl();
@@ -61,8 +61,8 @@ absl::StatusOr<FlatBuffer> FlatBuffer::Allocate(int64_t numel,
     buffer.tensor_ = TensorOver(buffer.data_, {numel}, {1}, dtype, device);
     return buffer;
   }
-  // Entered first, so that the limit is kept while several threads allocate;
-  // `buffer` takes it back where the device has no more.
+  // The ledger counts it first, so that the limit holds while several threads
+  // allocate; `buffer` undoes that if the device has no more.
   MemoryLedger& ledger = LedgerOf(device);
   TESSERA_RETURN_IF_ERROR(buffer.Enter(&ledger, bytes));
   const absl::Status made = CatchTorch("allocate", [&] {

@@ -1,8 +1,9 @@
-// FlatLayout: where storages lie in the flat buffer of a flat parameter, and
-// which slice of it a rank owns. Arithmetic only; knows no torch.
+// FlatLayout says where storages lie in the flat buffer of a flat parameter,
+// and which slice of the buffer a rank owns. It is arithmetic only and knows no
+// torch.
 //
-// Counted in elements, since a flat buffer exists in several dtypes: working
-// copy, master, gradient. Complex numbers count as two real elements.
+// Sizes are counted in elements, since a flat buffer exists in several dtypes:
+// working copy, master, gradient. A complex number counts as two real elements.
 //
 //   flat   [ w1 ..| b1 .| w2 ....|....]   P elements; every storage starts at a
 //            slot0  slot1 slot2           multiple of kAlignElements, gaps are
@@ -11,9 +12,9 @@
 //
 // So a cut between two ranks falls at a multiple of 64 elements from a
 // storage's start: vectorised optimizer kernels group the elements the same way
-// whatever W is, blocks of the gradient norm are never cut, and the bits do not
-// depend on W. In bytes it is two cache lines or more in every dtype that
-// trains.
+// for every W, blocks of the gradient norm are never cut, and the bits do not
+// depend on W. In bytes the alignment is two cache lines or more in every dtype
+// that trains.
 #ifndef BASE_LAYOUT_LAYOUT_H_
 #define BASE_LAYOUT_LAYOUT_H_
 
@@ -26,7 +27,7 @@ namespace tessera {
 
 inline constexpr int64_t kAlignElements = 64;
 
-// Half-open range of elements.
+// A half-open range of elements.
 struct Range {
   int64_t begin = 0;
   int64_t end = 0;
@@ -45,7 +46,8 @@ inline Range Intersect(Range a, Range b) {
 class FlatLayout {
  public:
   FlatLayout() = default;
-  // `slot_numel`: sizes of the storages, in order. world_size >= 1.
+  // `slot_numel` holds the sizes of the storages, in order. REQUIRES:
+  // world_size >= 1.
   FlatLayout(absl::Span<const int64_t> slot_numel, int world_size);
 
   int world_size() const { return world_size_; }

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// The number that a file holds; nothing if it holds none ("max").
+// Returns the number that a file holds; nullopt if it holds none ("max").
 std::optional<int64_t> NumberIn(const std::string& path) {
   std::ifstream in(path);
   int64_t number = 0;
@@ -32,7 +32,7 @@ std::optional<int64_t> MemAvailable(const std::string& root) {
   return std::nullopt;
 }
 
-// The least that this process's cgroup or one above it leaves.
+// Returns the least that this process's cgroup or one above it leaves.
 int64_t CgroupRoom(const std::string& root) {
   int64_t room = std::numeric_limits<int64_t>::max();
   std::ifstream groups(root + "/proc/self/cgroup");

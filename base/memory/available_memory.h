@@ -1,4 +1,4 @@
-// How much memory a program on this host may still take.
+// Finds how much memory a program on this host may still take.
 #ifndef BASE_MEMORY_AVAILABLE_MEMORY_H_
 #define BASE_MEMORY_AVAILABLE_MEMORY_H_
 
@@ -9,10 +9,11 @@
 
 namespace tessera {
 
-// Bytes of host memory that can be had without swapping: the kernel's
-// MemAvailable, or what the cgroup (v2, and those above it) leaves, whichever
-// is less. Shared by all processes of the host. `root` stands before /proc and
-// /sys, for tests. Unavailable where the kernel does not say. LOCAL.
+// Returns the bytes of host memory that can be had without swapping: the
+// kernel's MemAvailable, or what the cgroup (v2) and its parents leave,
+// whichever is less. All processes of the host share it. `root` is put before
+// /proc and /sys, for tests. Returns Unavailable where the kernel does not say.
+// LOCAL.
 absl::StatusOr<int64_t> AvailableHostMemory(const std::string& root = "");
 
 }  // namespace tessera

@@ -19,9 +19,9 @@ bool SetByUser() {
          (tunables != nullptr && absl::StrContains(tunables, "glibc.malloc."));
 }
 
-// Gives back what is free, first. `mapped`: bytes from which on a block is
-// mapped by itself, and unmapped when it is freed. `top`: bytes that may stay
-// free at the heap's end.
+// Gives back what is free, then sets both thresholds. Blocks of `mapped` bytes
+// or more get mappings of their own, which are unmapped when they are freed.
+// `top` bytes may stay free at the heap's end.
 void SetThresholds(int mapped, int top) {
   if (SetByUser()) return;
   malloc_trim(0);
@@ -38,9 +38,9 @@ void ReturnFreedHeap() {
 }
 
 void KeepFreedHeap() {
-  absl::call_once(returns, [] {});  // too late for that
+  absl::call_once(returns, [] {});  // later calls of ReturnFreedHeap do nothing
   absl::call_once(keeps, [] {
-    constexpr int kMost = 32 << 20;  // glibc takes no more
+    constexpr int kMost = 32 << 20;  // glibc accepts no more
     SetThresholds(kMost, INT_MAX);
   });
 }

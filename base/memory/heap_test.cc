@@ -26,7 +26,7 @@ void* Allocate() {
   return block;
 }
 
-// As a step's activations: all allocated, all freed.
+// Allocates all blocks and then frees all, as a step does with activations.
 void Step() {
   void* blocks[4];
   for (void*& block : blocks) block = Allocate();

@@ -1,9 +1,9 @@
-// KeptBuffers: large buffers that were freed, for the next ones of their size.
+// KeptBuffers keeps large freed buffers for the next allocations of their size.
 //
 // A fresh page costs the kernel more than a pass over it (0.3 us, 1.6 us in a
-// virtual machine), and an engine allocates the same sizes in every step. How
-// much may be kept is the caller's matter; what was not taken again for
-// kPeriods periods (steps) is of no use and goes back to the system.
+// virtual machine), and an engine allocates the same sizes in every step. The
+// caller decides how much may be kept; what was not taken again for kPeriods
+// periods (steps) goes back to the system.
 //
 // Threads: any.
 #ifndef BASE_MEMORY_KEPT_BUFFERS_H_
@@ -27,15 +27,16 @@ class KeptBuffers {
     int64_t bytes;
   };
 
-  // Takes a buffer over, while no more than `max_bytes` are kept in all.
-  // Returns what no longer has room, the longest kept first: the caller frees
-  // it.
+  // Takes a buffer over while no more than `max_bytes` are kept in all. Returns
+  // the buffers that no longer have room, the longest kept first; the caller
+  // frees them.
   std::vector<Buffer> Keep(Buffer buffer, int64_t max_bytes);
-  // One of exactly so many bytes, the last one kept; null if there is none.
+  // Returns a buffer of exactly `bytes`, the last one kept; null if there is
+  // none.
   void* Take(int64_t bytes);
-  // Gives up the longest kept until no more than `max_bytes` are.
+  // Gives up the longest kept buffers until no more than `max_bytes` are left.
   std::vector<Buffer> Shrink(int64_t max_bytes);
-  // A period ends. Returns what was kept kPeriods ago.
+  // Ends a period. Returns the buffers that were kept kPeriods ago.
   std::vector<Buffer> EndPeriod();
 
   int64_t bytes() const;

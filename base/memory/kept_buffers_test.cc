@@ -10,7 +10,7 @@ using ::testing::ElementsAre;
 using ::testing::Field;
 using ::testing::IsEmpty;
 
-// Places that are told apart and never read.
+// Distinct places that are never read.
 char place[5];
 
 auto At(const char* data) { return Field(&KeptBuffers::Buffer::data, data); }

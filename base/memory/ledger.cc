@@ -103,8 +103,8 @@ void MemoryLedger::Add(MemoryKind kind, int64_t bytes) {
 }
 
 bool MemoryLedger::TryAdd(MemoryKind kind, int64_t bytes) {
-  // Reserved by compare-exchange: a refused request must not show in the peak,
-  // nor make a smaller one of another thread fail.
+  // Compare-exchange reserves the bytes: a refused request must not show in the
+  // peak, nor make a smaller request of another thread fail.
   int64_t current = total_.current.load();
   do {
     if (bytes > 0 &&
@@ -184,7 +184,7 @@ void MemoryLedger::SetLimit(int64_t bytes) {
     set_limit_ = bytes;
     FindLimit();
   }
-  if (of_host()) ReturnKept();  // which is not in the ledger
+  if (of_host()) ReturnKept();  // kept buffers are not in the ledger
 }
 
 void MemoryLedger::ChangeLimits(const MemoryLimit* added,
@@ -205,7 +205,7 @@ void MemoryLedger::ChangeUnlimited(int change) {
   FindLimit();
 }
 
-// "the limit is 1000", "the limit of cuda:0 is 1000 (who set it)"
+// Returns "the limit is 1000", "the limit of cuda:0 is 1000 (who set it)".
 std::string MemoryLedger::LimitText() const {
   absl::MutexLock lock(&limits_mutex_);
   const int64_t bytes = limit_bytes_;

@@ -1,16 +1,16 @@
-// MemoryLedger: how many bytes are held for what, of the host's memory and of
-// each device's.
+// MemoryLedger counts how many bytes are held for which purpose: one ledger for
+// the host's memory, and one for each device's.
 //
 //   AllocateCounted --> host    Add/Remove   [ parameters | gradients | ... ]
 //   device buffers  --> cuda:0  TryAdd/...   [ the same ]        limit
 //
-// A ledger knows what it is told: the memory that grows with the model, and not
-// what libtorch allocates for activations. It counts the bytes asked for, not
-// pages or blocks.
+// A ledger knows what it is given: the memory that grows with the model, and
+// not what libtorch allocates for activations. It counts the bytes asked for,
+// not pages or blocks.
 //
-// A limit is of one ledger: what is held on a device keeps no host buffer from
-// being made, nor the other way round. It bounds what TryAdd lets all kinds
-// together hold, of the whole process: engines of one process share it.
+// A limit belongs to one ledger: what a device holds does not limit host
+// buffers, nor the other way round. It bounds what TryAdd lets all kinds
+// together hold in the whole process; engines of one process share it.
 //
 // Threads: any.
 #ifndef BASE_MEMORY_LEDGER_H_
@@ -47,35 +47,36 @@ struct MemoryUse {
   int64_t peak_bytes = 0;
 };
 
-// What the ledger held at one moment. The total's peak is the peak of the sum,
-// not the sum of the peaks. While other threads allocate, the figures may be of
-// slightly different instants.
+// MemoryReport is what the ledger held at one moment. The total's peak is the
+// peak of the sum, not the sum of the peaks. While other threads allocate, the
+// figures may be of slightly different instants.
 struct MemoryReport {
   std::array<MemoryUse, kNumMemoryKinds> by_kind;
   MemoryUse total;
-  // Freed, and still with the process; in none of the others. Of the host.
+  // Host memory that is freed but still with the process; no other field counts
+  // it.
   int64_t kept_bytes = 0;
 
   const MemoryUse& operator[](MemoryKind kind) const {
     return by_kind[static_cast<int>(kind)];
   }
-  // "parameters 1048576 (peak 2097152), ..., total ...", in bytes; kinds that
-  // were never used are left out, and kept_bytes.
+  // Returns "parameters 1048576 (peak 2097152), ..., total ...", in bytes;
+  // kinds that were never used are left out, and so is kept_bytes.
   std::string ToString() const;
 };
 
 class MemoryLimit;
 
-// The bytes held by this process for each kind. LOCAL.
+// The ledger holds the bytes of this process for each kind. LOCAL.
 class MemoryLedger {
  public:
-  // Of host memory.
+  // Returns the ledger of host memory.
   static MemoryLedger& Host();
-  // Of a device's memory, by libtorch's name for the device ("cuda:0"); "cpu"
-  // is the host. Lives to the end of the process.
+  // Returns the ledger of a device's memory, by libtorch's name for the device
+  // ("cuda:0"); "cpu" is the host. The ledger lives to the end of the process.
   static MemoryLedger& Of(absl::string_view device);
 
-  // One of nobody's, for tests.
+  // Makes a ledger that no device has, for tests.
   MemoryLedger() : MemoryLedger("cpu", /*watched=*/false) {}
   MemoryLedger(const MemoryLedger&) = delete;
   MemoryLedger& operator=(const MemoryLedger&) = delete;
@@ -85,16 +86,17 @@ class MemoryLedger {
 
   // Counts memory that exists already; never refused.
   void Add(MemoryKind kind, int64_t bytes);
-  // Counts `bytes` unless the limit would be exceeded; then changes nothing.
-  // 0 bytes exceed none.
+  // Counts `bytes` and returns true, or changes nothing and returns false if
+  // the limit would be exceeded. 0 bytes never exceed it.
   bool TryAdd(MemoryKind kind, int64_t bytes);
   // REQUIRES: that many bytes of this kind were added.
   void Remove(MemoryKind kind, int64_t bytes);
 
-  // TryAdd for `what` ("gradients"). ResourceExhausted, as Refused's.
+  // Calls TryAdd for `what` ("gradients"). Returns the error of Refused on
+  // failure.
   absl::Status Claim(MemoryKind kind, int64_t bytes, absl::string_view what);
-  // ResourceExhausted: "cannot allocate BYTES bytes for WHAT: WHY; held now:
-  // ...". The watch (ledger_watch.h) is told.
+  // Returns ResourceExhausted: "cannot allocate BYTES bytes for WHAT: WHY; held
+  // now: ...". Notifies the watch (ledger_watch.h).
   absl::Status Refused(int64_t bytes, absl::string_view what,
                        absl::string_view why) const;
 
@@ -103,12 +105,13 @@ class MemoryLedger {
   // Lowers all peaks to the current figures.
   void ResetPeak();
 
-  // The most that TryAdd lets all kinds together hold: the least of what
-  // SetLimit says, kNoLimit at first, and all MemoryLimits.
+  // limit_bytes() is the most that TryAdd lets all kinds together hold: the
+  // least of SetLimit's value, kNoLimit at first, and all MemoryLimits.
   static constexpr int64_t kNoLimit = INT64_MAX;
   void SetLimit(int64_t bytes);
   int64_t limit_bytes() const { return limit_bytes_; }
-  // The least of the MemoryLimits alone, lifted or not; kNoLimit without any.
+  // Returns the least of the MemoryLimits alone, lifted or not; kNoLimit
+  // without any.
   int64_t least_memory_limit() const;
 
  private:
@@ -123,7 +126,7 @@ class MemoryLedger {
   void AddToKind(MemoryKind kind, int64_t bytes);
   void TellWatch(int64_t change) const;
   int64_t LeastMemoryLimit() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(limits_mutex_);
-  // After any change of what limits.
+  // Recomputes limit_bytes_ after any change of the limits.
   void FindLimit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(limits_mutex_);
   void ChangeLimits(const MemoryLimit* added, const MemoryLimit* gone);
   void ChangeUnlimited(int change);
@@ -141,11 +144,11 @@ class MemoryLedger {
   std::vector<const MemoryLimit*> limits_ ABSL_GUARDED_BY(limits_mutex_);
 };
 
-// A limit of `ledger` for as long as this lives.
+// Limits `ledger` for as long as this lives.
 class MemoryLimit {
  public:
-  // `from`, for messages: who set it, and what to do where it refuses. The
-  // ledger outlives this.
+  // `from` is for messages: who set the limit, and what to do where it refuses.
+  // The ledger outlives this.
   MemoryLimit(MemoryLedger* ledger, int64_t bytes, std::string from);
   ~MemoryLimit();
   MemoryLimit(const MemoryLimit&) = delete;
@@ -160,7 +163,8 @@ class MemoryLimit {
   const std::string from_;
 };
 
-// While this lives `ledger` has no limit: for what is given back to others.
+// Lifts all limits of `ledger` while this lives, for memory that is given back
+// to others.
 class NoMemoryLimit {
  public:
   explicit NoMemoryLimit(MemoryLedger* ledger);

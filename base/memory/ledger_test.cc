@@ -76,7 +76,7 @@ TEST(DeviceLedger, DeviceBytesRefuseNoHostBufferNorTheOtherWayRound) {
 }
 
 #if !__has_feature(address_sanitizer)
-// What may be kept of freed buffers is a part of what the host held.
+// The limit of kept freed buffers is a share of what the host held.
 TEST(DeviceLedger, DeviceBytesAreNoRoomForFreedHostBuffers) {
   constexpr int64_t kMiB = 1 << 20;
   ReturnKept();

@@ -1,6 +1,7 @@
-// Who is told of what happens to the ledgers of the host and of devices.
+// LedgerWatch is notified of changes of the ledgers of the host and of devices.
 //
-// Threads: any may be told; SetLedgerWatch once, by any.
+// Threads: any thread may notify it; SetLedgerWatch is called once, by any
+// thread.
 #ifndef BASE_MEMORY_LEDGER_WATCH_H_
 #define BASE_MEMORY_LEDGER_WATCH_H_
 
@@ -12,8 +13,9 @@ class MemoryLedger;  // base/memory/ledger.h
 
 class LedgerWatch {
  public:
-  // `ledger` has become `change` bytes larger, or smaller. The thread may hold
-  // any lock: must be short, and allocate nothing that is counted.
+  // `ledger` has grown by `change` bytes, or shrunk if it is negative. The
+  // calling thread may hold any lock: the callee must be short and allocate
+  // nothing that is counted.
   virtual void Changed(const MemoryLedger& ledger, int64_t change) = 0;
   // Memory that `ledger` counts was refused; nothing has been freed since.
   virtual void Refused(const MemoryLedger& ledger) = 0;
@@ -22,7 +24,8 @@ class LedgerWatch {
   ~LedgerWatch() = default;
 };
 
-// For all changes to come; lives to the end of the process.
+// Registers the watch for all later changes; it lives to the end of the
+// process.
 void SetLedgerWatch(LedgerWatch* watch);
 
 }  // namespace tessera

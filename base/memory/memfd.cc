@@ -21,7 +21,7 @@ absl::Status Refused(const char* what) {
       absl::StrCat("shared memory: ", what, ": ", std::strerror(errno)));
 }
 
-// The length stays what it is, and so do the seals.
+// Neither the length nor the seals can change.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 // A file that grows beyond the limit ends the process (SIGXFSZ).
@@ -94,8 +94,8 @@ absl::StatusOr<char*> MapMemfd(int fd, int64_t bytes, bool writable) {
                     writable ? PROT_READ | PROT_WRITE : PROT_READ,
                     MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (data == MAP_FAILED) return Refused("mmap");
-  // A core dump reads every hole, which makes it a page: of a heap as long as
-  // the machine's memory, all of that.
+  // A core dump reads every hole, which makes it a page; the heap is as long as
+  // the machine's memory.
   if (madvise(data, static_cast<size_t>(bytes), MADV_DONTDUMP) != 0) {
     const absl::Status status = Refused("madvise");
     munmap(data, static_cast<size_t>(bytes));

@@ -107,7 +107,7 @@ TEST(Memfd, PagesThatCannotBeHadAreAnError) {
   close(fd);
 }
 
-// Else whoever has the descriptor could take pages from under the others.
+// Otherwise anyone with the descriptor could take pages from the others.
 TEST(Memfd, NobodyChangesTheLength) {
   TESSERA_ASSERT_OK_AND_ASSIGN(const int fd, MakeMemfd("test", kBytes));
   for (int64_t bytes : {kBytes / 2, kBytes * 2}) {

@@ -42,9 +42,9 @@ KeptBuffers& Kept() {
   return *kept;
 }
 
-// How much may be kept besides what is held now. Without the slack, buffers of
-// other sizes that were not held at the peak's moment would push out what the
-// next step takes again.
+// Returns how much may be kept besides what is held now. Without the slack,
+// buffers of other sizes that were not held at the moment of the peak would
+// push out what the next step takes again.
 int64_t RoomToKeep() {
   const MemoryUse total = MemoryLedger::Host().total();
   const int64_t most =
@@ -57,10 +57,10 @@ bool FromSource(const void* data) {
   return source != nullptr && source->Owns(data);
 }
 
-// Mappings without pages, which the kernel does not take back: neighbours are
-// one mapping to it, and where a process has as many as it may
-// (vm.max_map_count) none can be cut in two. They are zeros, for the next of
-// their size.
+// Holds mappings without pages that the kernel does not take back: adjacent
+// mappings are one to it, and where a process has its maximum of mappings
+// (vm.max_map_count) none can be cut in two. They are zeros, for later buffers
+// of their size.
 KeptBuffers& Stuck() {
   static KeptBuffers* const stuck = new KeptBuffers;
   return *stuck;
@@ -80,11 +80,11 @@ void Unmap(const std::vector<KeptBuffers::Buffer>& buffers) {
   }
 }
 
-// What no collective ever reads or writes: its pages cost the kernel half of
-// those that other processes can map.
+// Returns whether no collective ever reads or writes the kind: its pages cost
+// the kernel half of those that other processes can map.
 bool IsPrivate(MemoryKind kind) { return kind == MemoryKind::kOptimizer; }
 
-// Zeros; null on failure.
+// Returns zeros; null on failure.
 void* Map(int64_t bytes, MemoryKind kind) {
   MemorySource* const source = g_source.load();
   if (source != nullptr && !IsPrivate(kind)) {
@@ -99,7 +99,7 @@ void* Map(int64_t bytes, MemoryKind kind) {
   return mapped == MAP_FAILED ? nullptr : mapped;
 }
 
-// Null on failure. `bytes` > 0, in the ledger already.
+// Returns null on failure. `bytes` > 0, in the ledger already.
 void* AllocateRaw(int64_t bytes, MemoryKind kind, bool zeroed) {
   if (bytes < kMappedFromBytes) {
     void* data =
@@ -119,7 +119,7 @@ void* AllocateRaw(int64_t bytes, MemoryKind kind, bool zeroed) {
   return Map(bytes, kind);
 }
 
-// No longer in the ledger.
+// Frees memory that is no longer in the ledger.
 void FreeRaw(void* data, int64_t bytes) {
   if (g_poison_on_free.load(std::memory_order_relaxed)) {
     std::memset(data, 0xFF, bytes);
@@ -127,7 +127,7 @@ void FreeRaw(void* data, int64_t bytes) {
   if (bytes < kMappedFromBytes) {
     std::free(data);
   } else if (g_source.load() != nullptr && !FromSource(data)) {
-    Unmap({{data, bytes}});  // of before the source, or private
+    Unmap({{data, bytes}});  // private, or from before the source was set
   } else {
     Unmap(Kept().Keep({data, bytes}, RoomToKeep()));
   }
@@ -199,7 +199,7 @@ absl::StatusOr<ResidentMemory> ReadResidentMemory() {
       {"Anonymous:", &memory.anonymous_bytes},
       {"Private_Dirty:", &memory.private_dirty_bytes}};
   for (absl::string_view line : absl::StrSplit(*text, '\n')) {
-    // "Rss:                1664 kB"
+    // The line is "Rss:                1664 kB".
     const std::vector<absl::string_view> words =
         absl::StrSplit(line, ' ', absl::SkipEmpty());
     int64_t kibibytes = 0;

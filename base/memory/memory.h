@@ -1,25 +1,26 @@
-// Counted memory: the one place where large host buffers come from. The host's
-// ledger (base/memory/ledger.h) counts them.
+// Counted memory is the one place where large host buffers come from. The
+// host's ledger (base/memory/ledger.h) counts them.
 //
 //   AllocateCounted(bytes, kind) --> CountedBuffer --> memory
 //                     \  Claim/Remove
 //                      MemoryLedger::Host()
 //
-// From 128 KiB on a buffer is its own anonymous mapping: fresh pages are zero,
-// and a page counts in the resident size only when touched. Huge pages are not
-// asked for, since one touched byte would then hold 2 MiB. Smaller buffers come
-// from the heap.
+// A buffer of 128 KiB or more is its own anonymous mapping: fresh pages are
+// zero, and a page counts in the resident size only when touched. Huge pages
+// are not requested, since one touched byte would then hold 2 MiB. Smaller
+// buffers come from the heap.
 //
-// A mapping that is freed stays with the process for the next buffer of its
-// size (base/memory/kept_buffers.h), as long as what is held and kept together
-// is at most 1/16 or 4 MiB above the ledger's peak: keeping hardly raises what
-// the process ever held. EndKeptPeriod gives back what is no longer asked for.
+// A freed mapping stays with the process for the next buffer of its size
+// (base/memory/kept_buffers.h), as long as what is held and kept together
+// exceeds the ledger's peak by at most 1/16 or 4 MiB: so keeping hardly raises
+// what the process ever held. EndKeptPeriod gives back what is no longer asked
+// for.
 //
-// A MemorySource may give the large buffers instead of the system, for memory
-// that other processes can map.
+// A MemorySource may supply the large buffers in place of the system, for
+// memory that other processes can map.
 //
-// The ledger counts the bytes asked for, not pages: pages not yet touched are
-// in it and rounding to 4 KiB is not.
+// The ledger counts the bytes asked for: pages that are not yet touched count,
+// rounding to 4 KiB does not.
 //
 // Threads: AllocateCounted and SetPoisonOnFree are safe from any thread; one
 // CountedBuffer needs outside order.
@@ -33,7 +34,7 @@
 
 namespace tessera {
 
-// Owns bytes that the host's ledger counts. Moved-from or default-constructed
+// Owns bytes that the host's ledger counts. Moved-from or default-constructed,
 // it is empty.
 class CountedBuffer {
  public:
@@ -70,56 +71,60 @@ inline constexpr int64_t kBufferAlignment = 256;  // bytes
 inline constexpr int64_t kMappedFromBytes = 128
                                             << 10;  // smaller: from the heap
 
-// A buffer of `bytes`, filled with zeros if `zeroed`, of any content otherwise.
-// 0 bytes give an empty buffer. Returns InvalidArgument for a negative size and
-// ResourceExhausted, naming the bytes wanted, the kind and what is held, if the
-// ledger's limit or the system refuses.
+// Returns a buffer of `bytes`, filled with zeros if `zeroed`, of any content
+// otherwise; 0 bytes give an empty buffer. Returns InvalidArgument for a
+// negative size and ResourceExhausted, naming the bytes wanted, the kind and
+// what is held, if the ledger's limit or the system refuses.
 absl::StatusOr<CountedBuffer> AllocateCounted(int64_t bytes, MemoryKind kind,
                                               bool zeroed = false);
 
-// Where buffers from kMappedFromBytes on come from.
+// Supplies the buffers of kMappedFromBytes or more.
 class MemorySource {
  public:
   virtual ~MemorySource() = default;
-  // Zeros, aligned to a page; null if there is no room.
+  // Returns zeros, aligned to a page; null if there is no room.
   virtual void* Allocate(int64_t bytes) = 0;
-  // What Allocate gave, and its size. The pages go back to the system.
+  // Takes what Allocate gave, and its size. The pages go back to the system.
   virtual void Free(void* data, int64_t bytes) = 0;
   virtual bool Owns(const void* data) const = 0;
-  // Pages held for it now, in bytes.
+  // Returns the bytes of the pages that the source holds now.
   virtual int64_t resident_bytes() const = 0;
 };
-// For all buffers to come. At most once in a process; lives to its end.
+// Sets the source of all later buffers. At most once in a process; `source`
+// lives to its end.
 void SetMemorySource(MemorySource* source);
 
-// A step ends: what was freed some steps ago and not asked for since goes back
+// Ends a step: what was freed some steps ago and not asked for since goes back
 // to the system.
 void EndKeptPeriod();
-// Everything that is kept goes back to the system.
+// Gives everything that is kept back to the system.
 void ReturnKept();
-// Freed, and still with the process.
+// Returns the bytes that are freed but still with the process.
 int64_t KeptBytes();
 
-// On: every buffer is filled with 0xFF bytes (NaN, as floating point) before it
-// is freed, so that tests see reads through stale pointers. Off at first.
+// While on, every buffer is filled with 0xFF bytes (NaN, as floating point)
+// before it is freed, so that tests see reads through stale pointers. Off at
+// first.
 void SetPoisonOnFree(bool poison);
 bool PoisonsOnFree();
 
-// What the kernel says about this process (/proc/self/smaps_rollup), in bytes.
+// ResidentMemory is what the kernel says about this process
+// (/proc/self/smaps_rollup), in bytes.
 struct ResidentMemory {
   int64_t rss_bytes = 0;  // every resident page, shared ones in full
   int64_t pss_bytes = 0;  // shared pages divided by their number of users
-  // Heap, stacks, private mappings, and the MemorySource's: no files.
+  // Pages of the heap, stacks, private mappings and the MemorySource, but not
+  // of files.
   int64_t anonymous_bytes = 0;
   int64_t private_dirty_bytes = 0;  // written, and by this process alone
 };
-// Takes about a millisecond per GiB held. Returns Unavailable where the kernel
-// has no such file.
+// Reads it in about a millisecond per GiB held. Returns Unavailable where the
+// kernel has no such file.
 absl::StatusOr<ResidentMemory> ReadResidentMemory();
 
-// PSS: summed over the ranks of a host it is the memory of the host, with
-// libraries and shared buffers counted once. To compare with the ledger take
-// anonymous_bytes, which leaves libraries out altogether.
+// Returns the PSS: summed over the ranks of a host it is the memory of the
+// host, with libraries and shared buffers counted once. To compare with the
+// ledger use anonymous_bytes, which leaves libraries out altogether.
 absl::StatusOr<int64_t> ResidentBytes();
 
 }  // namespace tessera

@@ -40,7 +40,8 @@ class MemoryTest : public ::testing::Test {
   }
 };
 
-// Around every border: empty, alignment, page, and where mapping begins.
+// The sizes lie around every border: empty, alignment, page, and the size from
+// which on memory is mapped.
 class BufferSizes : public MemoryTest,
                     public ::testing::WithParamInterface<int64_t> {};
 

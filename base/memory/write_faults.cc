@@ -14,9 +14,9 @@
 
 namespace tessera {
 
-// Read by the handler, which must not lock: tables are put at the front of a
-// list and stay in it for ever; one that has ended is empty, and used again
-// from a list of those, which the handler does not read.
+// The handler reads tables and must not lock: they are put at the front of a
+// list and stay in it for ever. A table that has ended is empty; a list that
+// the handler does not read keeps it for reuse.
 struct WriteFaults::Table {
   std::atomic<const std::vector<Piece>*> pieces{nullptr};
   Table* next = nullptr;
@@ -58,7 +58,7 @@ void Write(const char* text, size_t length) {
 }  // namespace
 
 void WriteFaults::Table::Handle(int signal, siginfo_t* info, void* context) {
-  const bool sent = info->si_code <= 0;  // by a process: of no address
+  const bool sent = info->si_code <= 0;  // sent by a process: has no address
   const char* const where = static_cast<const char*>(info->si_addr);
   for (Table* table = first; !sent && table != nullptr; table = table->next) {
     const std::vector<Piece>* const pieces = table->pieces;
@@ -78,7 +78,7 @@ void WriteFaults::Table::Handle(int signal, siginfo_t* info, void* context) {
   } else if (g_before.sa_handler != SIG_DFL && g_before.sa_handler != SIG_IGN) {
     g_before.sa_handler(signal);
   } else {
-    // The access is made again, and ends the process.
+    // The access is repeated, and ends the process.
     struct sigaction none {};
     none.sa_handler = SIG_DFL;
     sigaction(SIGSEGV, &none, nullptr);

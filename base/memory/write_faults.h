@@ -1,12 +1,11 @@
-// WriteFaults: says whose memory it was when an access through a raw pointer
-// ends the program: a write into memory that is mapped to be read only (a
-// shared working copy), or any access to pages that were taken away
-// (sharding/construct/evictable.h).
+// WriteFaults says whose memory it was when an access through a raw pointer
+// ends the program: a write into read-only memory (a shared working copy), or
+// any access to pages that were taken away (sharding/construct/evictable.h).
 //
-// A handler of SIGSEGV, installed with the first range: it writes the message
-// to the standard error and leaves the rest to the handler that was there
-// before (or the system, which ends the process). Faults elsewhere go there at
-// once. It knows addresses and messages only, nothing of who owns the memory.
+// The first range installs a handler of SIGSEGV. It writes the message to the
+// standard error and leaves the rest to the previous handler (or to the system,
+// which ends the process). Faults elsewhere go to that handler at once. It
+// knows addresses and messages only, not who owns the memory.
 #ifndef BASE_MEMORY_WRITE_FAULTS_H_
 #define BASE_MEMORY_WRITE_FAULTS_H_
 
@@ -15,7 +14,7 @@
 
 namespace tessera {
 
-// One range of memory, known as long as this lives. LOCAL; any thread.
+// Registers ranges of memory for as long as this lives. LOCAL; any thread.
 class WriteFaults {
  public:
   struct Piece {
@@ -23,8 +22,9 @@ class WriteFaults {
     const char* end;
     std::string message;  // a line without its end
   };
-  // For its life a fault of this thread is said to be in the operator `name`;
-  // null: of whatever it was. Nested; `name` is borrowed.
+  // While one lives, a fault of this thread is reported as being in the
+  // operator `name`; with null, in whichever it was before. Scopes nest; `name`
+  // is borrowed.
   class Culprit {
    public:
     explicit Culprit(const char* name);

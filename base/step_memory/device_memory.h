@@ -1,13 +1,13 @@
-// DeviceMemory: what a process holds on a device that it trains on, while this
-// lives: model states and buffers by the device's ledger, and all else that the
-// device's allocator has given out ("tensors").
+// DeviceMemory reports what a process holds on a device that it trains on,
+// while this lives: model states and buffers as the device's ledger counts
+// them, and all else that the device's allocator has given out ("tensors").
 //
 //   allocated by libtorch's allocator  [ ledger's kinds ... | tensors ]
 //
-// It is looked at when another unit is used, when a phase of the step begins or
-// ends, and when memory is refused (StepMemory does all that): a look asks the
-// allocator, which is too slow for each of its blocks. So what was held at the
-// largest of these moments is told, and the exact peak by the allocator alone.
+// StepMemory looks at it when another unit is used, when a phase of the step
+// begins or ends, and when memory is refused. A look asks the allocator, which
+// is too slow to do for each of its blocks. So the breakdown is that of the
+// largest of these moments; only the allocator knows the exact peak.
 //
 // Threads: any.
 #ifndef BASE_STEP_MEMORY_DEVICE_MEMORY_H_
@@ -31,8 +31,8 @@ class DeviceMemory {
     int unit = 0;  // StepMemory::UnitNumber
   };
 
-  // `allocated_bytes`: what the allocator has given out now; any thread calls
-  // it. The ledger outlives this.
+  // `allocated_bytes` returns what the allocator has given out now; any thread
+  // may call it. The ledger outlives this.
   DeviceMemory(const MemoryLedger* ledger,
                std::function<int64_t()> allocated_bytes);
   ~DeviceMemory();
@@ -41,11 +41,12 @@ class DeviceMemory {
 
   const MemoryLedger& ledger() const { return *ledger_; }
 
-  // What the ledger counts, and `allocated_bytes` as far as it is more.
+  // Returns what the ledger counts, and as "tensors" what `allocated_bytes`
+  // exceeds that by.
   static HeldMemory HeldOn(const MemoryLedger& ledger, int64_t allocated_bytes);
   HeldMemory Now() const;
   void Look(MemoryPhase phase, int unit);
-  // The largest moment that was looked at since the last TakePeak.
+  // Return the largest moment that was looked at since the last TakePeak.
   Moment peak() const;
   Moment TakePeak();
 

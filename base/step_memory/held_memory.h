@@ -1,11 +1,11 @@
-// HeldMemory: what a process holds at one moment of its training, by kind: the
-// kinds of the ledger (base/memory/ledger.h), and tensors of libtorch's CPU
-// allocator by when they were made. On a device all of its allocator's are
-// "tensors".
+// HeldMemory is what a process holds at one moment of its training, by kind:
+// the kinds of the ledger (base/memory/ledger.h), and tensors of libtorch's CPU
+// allocator by when they were made. On a device all tensors of its allocator
+// are "tensors".
 //
 //   activations   in a forward of this step
-//   temporary     in a backward or a Step of this step, what is computed again
-//                 for a backward among it
+//   temporary     in a backward or a Step of this step, including what is
+//                 recomputed for a backward
 //   tensors       before this step, or outside of any engine
 #ifndef BASE_STEP_MEMORY_HELD_MEMORY_H_
 #define BASE_STEP_MEMORY_HELD_MEMORY_H_
@@ -19,7 +19,7 @@
 
 namespace tessera {
 
-// The first ones are MemoryKind's, in its order.
+// The first kinds are those of MemoryKind, in the same order.
 enum class HeldKind {
   kParameters,
   kGradients,
@@ -35,7 +35,7 @@ inline constexpr int kNumHeldKinds = static_cast<int>(HeldKind::kTensors) + 1;
 // "parameters", ..., "activations", "temporary", "tensors".
 absl::string_view HeldKindName(HeldKind kind);
 
-// Bytes.
+// Values are bytes.
 struct HeldMemory {
   std::array<int64_t, kNumHeldKinds> by_kind{};
 
@@ -45,8 +45,8 @@ struct HeldMemory {
   int64_t total() const;
 };
 
-// What a training does. kOutside: before an engine's Create, or after the last
-// one has gone.
+// MemoryPhase is what a training does. kOutside lasts until an engine's Create,
+// and from the end of the last engine on.
 enum class MemoryPhase { kOutside, kForward, kBackward, kStep };
 absl::string_view MemoryPhaseName(MemoryPhase phase);  // "outside", ...
 
@@ -61,37 +61,36 @@ struct UnitActivations {
   int64_t bytes = 0;
 };
 
-// Of one step, on the device that the engine trains on.
+// StepMemoryReport describes one step, on the device that the engine trains on.
 struct StepMemoryReport {
   std::string device = "cpu";  // libtorch's name for it
-  // The most that was held there at any moment, since the step before ended; on
-  // a device the peak of what libtorch's allocator has given out, to the whole
-  // process.
+  // The most bytes held at any moment since the step before ended; on a device,
+  // the peak of what libtorch's allocator has given out to the whole process.
   int64_t peak_bytes = 0;
-  // What was held then. A new moment is looked at when the peak has grown by
-  // 64 KiB or by 1/1024 of itself, whichever is more: so its total is less than
-  // peak_bytes by at most that. On a device, which is looked at between units
-  // and phases, it is less by what came and went in between.
+  // What was held at the peak. A new moment is looked at when the peak has
+  // grown by 64 KiB or by 1/1024 of itself, whichever is more, so its total is
+  // less than peak_bytes by at most that. A device is looked at between units
+  // and phases; there the total lacks what came and went in between.
   HeldMoment at_peak;
-  // By unit, the bytes of tensors that were made while it was the last one used
-  // in a forward and that were still there when the forward ended (at
-  // Backward): its activations. In the order of first use; units without any
-  // are left out. Of several micro-batches, those of the one that held most. On
-  // a device nothing: nobody counts its blocks.
+  // The activations of each unit: bytes of tensors that were made while it was
+  // the last unit used in a forward and that were still there when the forward
+  // ended (at Backward). Units are in the order of first use; units without
+  // activations are left out. With several micro-batches these are those of the
+  // one that held most. Empty on a device, whose blocks are not counted.
   std::vector<UnitActivations> activations;
-  // The most that a device's allocator has taken from it, blocks that it keeps
-  // for later among it; 0 on the CPU.
+  // The most that a device's allocator has taken from it, including blocks that
+  // it keeps for later; 0 on the CPU.
   int64_t reserved_peak_bytes = 0;
-  // The host's peak_bytes, also where the engine trains on a device.
+  // The peak_bytes of the host, also where the engine trains on a device.
   int64_t host_peak_bytes = 0;
 };
 
-// "12.3 MiB", "12.3 KiB", "123 B"
+// Returns "12.3 MiB", "12.3 KiB" or "123 B".
 std::string BytesText(int64_t bytes);
-// One line for the moment, "1234.5 MiB, in backward, unit blocks.3", and one
-// for each kind that is held. No newline at the end.
+// Returns one line for the moment, "1234.5 MiB, in backward, unit blocks.3",
+// and one for each kind that is held. No newline at the end.
 std::string HeldTable(const HeldMoment& moment);
-// The peak's table, and the units with the most activations.
+// Returns the peak's table, and the units with the most activations.
 std::string StepMemoryTable(const StepMemoryReport& report, size_t max_units);
 
 }  // namespace tessera

@@ -1,14 +1,14 @@
-// MemoryTimeline: what was held over the time of one step, and the files that
-// are made of it.
+// MemoryTimeline records what was held over the time of one step, and writes it
+// to files.
 //
 //   samples   one for each change, until there are kMaxSamples; then pairs
-//             become one, the larger of the two, again and again: the peak is
-//             always among them, and memory is bounded (1.3 MB)
+//             are merged into the larger of the two, again and again: the peak
+//             is always among them, and memory is bounded (1.3 MB)
 //   phases    forward, backward, step
 //   units     from a use of one unit to that of another; the first
 //             kMaxSlices of them
 //
-// Threads: none of its own; the caller orders the calls.
+// Threads: none of its own; the caller serializes the calls.
 #ifndef BASE_STEP_MEMORY_MEMORY_TIMELINE_H_
 #define BASE_STEP_MEMORY_MEMORY_TIMELINE_H_
 
@@ -49,12 +49,12 @@ struct MemoryTimeline {
   int64_t in_last_ = 0;  // changes
 };
 
-// A JSON object for Perfetto or chrome://tracing: counters of what is held
-// ("held": the sum, "by kind"), phases and units as slices. Microseconds of
-// MonotonicNow(), as traces have (base/trace/trace_json.h):
-// both can be opened together.
+// Writes a JSON object for Perfetto or chrome://tracing: counters of what is
+// held ("held": the sum, "by kind"), phases and units as slices. Times are
+// microseconds of MonotonicNow(), as in traces (base/trace/trace_json.h), so
+// that both can be opened together.
 std::string ToChromeTrace(const MemoryTimeline& timeline, int rank);
-// A page that needs nothing else: the kinds over time, one on top of the other,
+// Writes a self-contained page: the kinds over time, one on top of the other,
 // with phases below; what was held at the peak; activations by unit.
 std::string ToPage(const MemoryTimeline& timeline, int rank);
 

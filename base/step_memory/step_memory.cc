@@ -1,7 +1,7 @@
-// Why two sets of slots: a tensor that outlives its step (the last loss, the
-// next batch) keeps the slot that its deleter knows. Were there one set, the
-// step that frees it would seem to have freed activations of its own. What
-// lives for two steps is in this step's set again: `before_` says how much.
+// There are two sets of slots because a tensor that outlives its step (the last
+// loss, the next batch) keeps the slot that its deleter knows. With one set,
+// the step that frees it would seem to have freed activations of its own. What
+// lives for two steps counts in this step's set again: `before_` says how much.
 #include "base/step_memory/step_memory.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace {
 
 using tensor_bytes_internal::g_counters;
 
-// Within a set.
+// Slots within a set.
 enum Slot { kOutsideSlot, kBackwardSlot, kStepSlot, kForwardSlot };
 constexpr int kOthersSlot = kTensorSlotsOfSet - 1;
 constexpr int kLastUnit = kOthersSlot - kForwardSlot;
@@ -93,7 +93,7 @@ const std::string& StepMemory::NameOf(int unit) const {
   return names_[static_cast<size_t>(unit)];
 }
 
-// Where what is made now is counted.
+// Sets where what is made from now on is counted.
 void StepMemory::SetSlot() {
   int slot = kOutsideSlot;
   switch (phase_.load()) {
@@ -124,7 +124,8 @@ void StepMemory::RemoveDevice(DeviceMemory* device) {
   --num_devices_;
 }
 
-// What has run until now ends: its unit and phase are the moment's.
+// Looks at the devices: what has run until now ends, and the moment has its
+// unit and phase.
 void StepMemory::LookAtDevices() {
   if (num_devices_.load(std::memory_order_relaxed) == 0) return;
   absl::MutexLock lock(&devices_mutex_);
@@ -140,7 +141,7 @@ HeldMoment StepMemory::TakePeakOf(DeviceMemory* device) {
   return {peak.held, peak.phase, NameOf(peak.unit)};
 }
 
-// Which unit was used until now, for a trace.
+// Records which unit was used until now, for a trace.
 void StepMemory::TraceUnit() {
   const int64_t now = TraceRecords() ? TraceNow() : 0;
   const std::string& unit = NameOf(g_counters.unit.load());
@@ -225,7 +226,7 @@ HeldMoment StepMemory::Now() const {
   return Named(NowLocked());
 }
 
-// The step's peak begins with what is held now.
+// Begins the step's peak with what is held now.
 void StepMemory::BeginPeak() {
   const int64_t held = Held();
   recorded_peak_ = held;
@@ -234,7 +235,7 @@ void StepMemory::BeginPeak() {
   next_look_ = held;
 }
 
-// `held` is a peak, of which nobody has looked at the kinds.
+// Records that `held` is a peak, whose kinds nobody has looked at yet.
 void StepMemory::TakePeak(int64_t held) {
   constexpr int64_t kGrainBytes = 64 << 10;
   at_peak_ = NowLocked();
@@ -266,7 +267,7 @@ void StepMemory::Sample() {
 }
 
 void StepMemory::Changed(const MemoryLedger& ledger, int64_t change) {
-  if (!ledger.of_host()) return;  // looked at from time to time
+  if (!ledger.of_host()) return;  // devices are looked at from time to time
   if (change < 0) {
     if (g_counters.records.load(std::memory_order_relaxed)) Sample();
     return;
@@ -306,7 +307,8 @@ StepMemoryReport StepMemory::EndStep() {
   report.at_peak = Named(at_peak_);
   report.activations = std::move(activations_);
   if (recording_ != nullptr) {
-    // A step ends after its Step: what has begun is the next one's forward.
+    // A step ends after its Step: what has begun since is the next step's
+    // forward.
     EndSlices(/*phase_too=*/phase_.load() != MemoryPhase::kForward);
     g_counters.records = false;
     recording_->report = report;
@@ -356,7 +358,7 @@ StepMemory::Refusal StepMemory::last_refusal() const {
   return refusal_;
 }
 
-// What runs ends now, in the recording.
+// Ends the recording's slices now.
 void StepMemory::EndSlices(bool phase_too) {
   if (recording_ == nullptr) return;
   const int64_t now = NowNanos();

@@ -1,21 +1,22 @@
-// StepMemory: what this process holds of the host's memory while it trains, its
-// peak in a step, and on request all of a step over time; and, where engines
-// train on devices, when to look at what is held there (device_memory.h).
+// StepMemory records what this process holds of the host's memory while it
+// trains, the peak of each step, and on request all of a step over time. Where
+// engines train on devices it also decides when to look at what is held there
+// (device_memory.h).
 //
 //   ledger (base/memory) ----+
 //                            +--> held: peak, what was held then, when
 //   tensors (tensor_bytes.h)-+         ^
 //                                      phase (the engine), unit (each use)
 //
-// It is of the process: engines of one process share a peak, and the phase is
-// that of the last one that said something; units of two engines with one name
-// are one. What other threads allocate counts, too, in the phase that then is;
-// while they do, the figures may be of slightly different instants.
+// It belongs to the process. Engines of one process share a peak, the phase is
+// the last one that any of them set, and units of two engines with one name are
+// one unit. What other threads allocate counts in the current phase; while they
+// do, the figures may be of slightly different instants.
 //
-// Cost: see tensor_bytes.h; and a look at all counters whenever the peak of the
-// step has grown by 64 KiB or 1/1024 (StepMemoryReport::at_peak).
+// Cost: that of tensor_bytes.h, and a look at all counters whenever the peak of
+// the step has grown by 64 KiB or 1/1024 (StepMemoryReport::at_peak).
 //
-// Threads: any; phases and steps are to be told in order.
+// Threads: any; phases and steps must come in order.
 #ifndef BASE_STEP_MEMORY_STEP_MEMORY_H_
 #define BASE_STEP_MEMORY_STEP_MEMORY_H_
 
@@ -42,8 +43,8 @@ class StepMemory final : public LedgerWatch {
  public:
   static StepMemory& Global();
 
-  // An engine trains: while one does, phases count. The first one begins a
-  // forward and a peak.
+  // Says that an engine trains: phases count while one does. The first one
+  // begins a forward and a peak.
   class Training {
    public:
     Training();
@@ -52,8 +53,8 @@ class StepMemory final : public LedgerWatch {
     Training& operator=(const Training&) = delete;
   };
 
-  // For its life the phase is `phase`, and then forward again. The first one of
-  // a micro-batch that is no forward ends its forward.
+  // Sets the phase for its life; then the phase before it continues. A
+  // micro-batch's forward ends with the first phase that is not a forward.
   class PhaseScope {
    public:
     explicit PhaseScope(MemoryPhase phase);
@@ -65,19 +66,19 @@ class StepMemory final : public LedgerWatch {
     const MemoryPhase before_;
   };
 
-  // The number of a unit, from 1 on, the same for the same name; for
-  // NoteUnitUse. From the 508th on units count as one, "(other units)".
+  // Returns the number of a unit for NoteUnitUse, from 1 on; a name always gets
+  // the same number. From the 508th on units share one number, "(other units)".
   int UnitNumber(const std::string& name);
 
-  // Ends a step; the next one begins. (Its peak begins with what is held now.)
+  // Ends a step and begins the next, whose peak begins with what is held now.
   StepMemoryReport EndStep();
 
-  // Tensors of libtorch's CPU allocator: what is held now.
+  // Returns the bytes of tensors that libtorch's CPU allocator holds now.
   int64_t tensor_bytes() const;
   HeldMoment Now() const;
 
-  // What was held when memory was last refused, and the activations then; null
-  // if it never was. `times` it was so far.
+  // Refusal is what was held when memory was last refused, and the activations
+  // then. `times` counts the refusals so far; 0: never.
   struct Refusal {
     int64_t times = 0;
     std::string device;      // whose memory it was: "cpu", "cuda:0"
@@ -85,14 +86,15 @@ class StepMemory final : public LedgerWatch {
     int64_t peak_bytes = 0;  // of the step until then
     std::vector<UnitActivations> activations;  // of the CPU alone
   };
-  // Memory that `ledger` counts is refused now, by another than the ledger.
+  // Records that another than the ledger refuses memory that `ledger` counts.
   void NoteRefusal(const MemoryLedger& ledger = MemoryLedger::Host()) {
     Refused(ledger);
   }
   int64_t refusals() const { return refusals_.load(); }
   Refusal last_refusal() const;
 
-  // Records from now on until the step ends; then TakeTimeline has it, once.
+  // Records from now on until the step ends; then TakeTimeline returns it,
+  // once.
   void Record();
   bool records() const;
   std::optional<MemoryTimeline> TakeTimeline();
@@ -101,10 +103,11 @@ class StepMemory final : public LedgerWatch {
   void Changed(const MemoryLedger& ledger, int64_t change) override;
   void Refused(const MemoryLedger& ledger) override;
 
-  // ---- DeviceMemory's: `device` is looked at from now on, and until Remove.
+  // ---- For DeviceMemory: `device` is looked at from AddDevice until
+  // RemoveDevice.
   void AddDevice(DeviceMemory* device);
   void RemoveDevice(DeviceMemory* device);
-  // DeviceMemory::TakePeak, with the unit's name.
+  // Returns DeviceMemory::TakePeak with the unit's name.
   HeldMoment TakePeakOf(DeviceMemory* device);
 
  private:
@@ -123,7 +126,7 @@ class StepMemory final : public LedgerWatch {
   void Grow(int64_t held);
   void Sample();
   void ChangeUnit(int unit);
-  MemoryPhase SetPhase(MemoryPhase phase);  // gives the one before
+  MemoryPhase SetPhase(MemoryPhase phase);  // returns the one before
   void SetSlot();
   int64_t Held() const;
   Moment NowLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -140,19 +143,20 @@ class StepMemory final : public LedgerWatch {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::atomic<MemoryPhase> phase_{MemoryPhase::kOutside};
-  std::atomic<int> set_{0};            // of slots, this step's
-  std::atomic<int64_t> next_look_{0};  // a peak above it is looked at
+  std::atomic<int> set_{0};            // which set of slots is this step's
+  std::atomic<int64_t> next_look_{0};  // a peak above this is looked at
   std::atomic<int64_t> refusals_{0};
 
   std::atomic<int> num_devices_{0};
-  mutable absl::Mutex devices_mutex_;  // before any other
+  mutable absl::Mutex devices_mutex_;  // locked before any other
   std::vector<DeviceMemory*> devices_ ABSL_GUARDED_BY(devices_mutex_);
 
-  mutable absl::Mutex mutex_;  // last of all: held during no other lock's
+  mutable absl::Mutex mutex_;  // locked last: no lock is taken while it is held
   int trainings_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<std::string, int> numbers_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> names_ ABSL_GUARDED_BY(mutex_);
-  // Of this step's slots, when it began: of two steps before.
+  // What each of this step's slots held when the step began, left from two
+  // steps before.
   std::array<int64_t, kTensorSlotsOfSet> before_ ABSL_GUARDED_BY(mutex_){};
   Moment at_peak_ ABSL_GUARDED_BY(mutex_);
   int64_t recorded_peak_ ABSL_GUARDED_BY(mutex_) = 0;  // while recording
@@ -164,7 +168,8 @@ class StepMemory final : public LedgerWatch {
   std::unique_ptr<MemoryTimeline> recording_ ABSL_GUARDED_BY(mutex_);
   int64_t phase_begin_ ABSL_GUARDED_BY(mutex_) = 0;  // nanoseconds
   int64_t unit_begin_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t traced_from_ ABSL_GUARDED_BY(mutex_) = 0;  // the unit; 0: not known
+  int64_t traced_from_ ABSL_GUARDED_BY(mutex_) =
+      0;  // when the unit began; 0: not known
   std::unique_ptr<MemoryTimeline> recorded_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -91,8 +91,8 @@ TEST_F(StepMemoryTest, TemporaryIsWhatABackwardOrAStepMakes) {
   EXPECT_THAT(Texts(memory_.EndStep().activations), ElementsAre(" 1"));
 }
 
-// What outlives its step is no activation of the next ones, nor is it taken
-// from theirs when it goes.
+// A tensor that outlives its step is not counted as an activation of later
+// steps, neither when it is held nor when it is freed.
 TEST_F(StepMemoryTest, OlderTensorsAreKeptApart) {
   Use("a");
   auto old = std::make_unique<Tensor>(8 * kMiB);

@@ -1,18 +1,18 @@
-// TensorBytes: counters of the bytes that libtorch's CPU allocator has given
-// out, by slot: when they were made.
+// TensorBytes counts the bytes that libtorch's CPU allocator has given out, by
+// slot, that is, by when they were made.
 //
 //   allocator --> AddTensorBytes(slot)      slot = CurrentTensorSlot()
 //   its deleter --> RemoveTensorBytes(slot), the same slot, whenever that is
 //
-// Slots are what a deleter can say without memory of its own: there is a
-// deleter for each (base/torch/counting_allocator.h). Two sets of them take
-// turns from step to step, so that what is older than a step is not taken for
-// its own.
+// A deleter can name its slot without memory of its own, since there is a
+// deleter for each (base/torch/counting_allocator.h). Two sets of slots take
+// turns from step to step, so that what is older than a step is not counted as
+// the step's own.
 //
-//   set 0  [ outside | backward | step | forward, no unit | units ... | others
-//   ] set 1  [ the same ]
+//   set 0  [ outside | backward | step | forward, no unit | units | others ]
+//   set 1  [ outside | ... ]
 //
-// Two additions without a lock and two loads for each call.
+// A call costs two additions without a lock and two loads.
 //
 // Threads: any.
 #ifndef BASE_STEP_MEMORY_TENSOR_BYTES_H_
@@ -33,16 +33,16 @@ namespace tensor_bytes_internal {
 
 struct Counters {
   std::atomic<int64_t> all{0};
-  std::atomic<int> slot{0};  // of what is made now
+  std::atomic<int> slot{0};  // slot of what is made now
   std::atomic<int> unit{0};  // used last; 0: none
-  // What is held has grown beyond that: Grown is called.
+  // When the bytes held exceed this, Grown is called.
   std::atomic<int64_t> floor{INT64_MAX};
   std::atomic<bool> records{false};  // Shrunk is called, too
   std::array<std::atomic<int64_t>, kTensorSlots> by_slot{};
 };
 extern Counters g_counters;
 
-// In step_memory.cc.
+// These functions are in step_memory.cc.
 void Grown(int64_t held);
 void Shrunk();
 void UnitChanged(int unit);
@@ -75,7 +75,8 @@ inline void RemoveTensorBytes(int slot, int64_t bytes) {
   }
 }
 
-// An operator is about to use a parameter of `unit` (StepMemory::UnitNumber).
+// Notes that an operator is about to use a parameter of `unit`
+// (StepMemory::UnitNumber).
 inline void NoteUnitUse(int unit) {
   auto& counters = tensor_bytes_internal::g_counters;
   if (counters.unit.load(std::memory_order_relaxed) != unit) {

@@ -1,4 +1,4 @@
-// The page of a timeline: a drawing without scripts, so that it can be mailed,
+// The page of a timeline is a drawing without scripts, so that it can be mailed
 // and looked at anywhere.
 #include <algorithm>
 #include <string>
@@ -15,14 +15,14 @@ namespace {
 
 constexpr int kWidth = 1000, kHeight = 360;  // of the area, in pixels
 constexpr int kLeft = 90;                    // for the axis
-// The largest kinds that do not change lie below the others.
+// The largest kinds that do not change come first, below the others.
 constexpr HeldKind kOrder[] = {
     HeldKind::kTensors,   HeldKind::kOther,         HeldKind::kParameters,
     HeldKind::kOptimizer, HeldKind::kCommunication, HeldKind::kGradients,
     HeldKind::kWorking,   HeldKind::kTemporary,     HeldKind::kActivations,
 };
 
-// Kinds that differ for the colour-blind, too (Okabe and Ito's).
+// These colours can be told apart by the colour-blind, too (Okabe and Ito).
 const char* ColorOf(HeldKind kind) {
   switch (kind) {
     case HeldKind::kParameters:
@@ -52,8 +52,8 @@ std::string Escaped(absl::string_view text) {
       text, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
 }
 
-// One sample for each pixel: the largest of those that fall into it; where none
-// does, what was held before.
+// Returns one sample for each pixel: the largest of those that fall into it, or
+// where none does what was held before.
 std::vector<MemoryTimeline::Sample> Columns(const MemoryTimeline& timeline,
                                             int64_t begin, int64_t end) {
   std::vector<MemoryTimeline::Sample> columns;

@@ -1,4 +1,5 @@
-// A stream of a device for copies that are to wait for no maths.
+// Gives each thread a stream of a device for copies that must not wait for
+// kernels.
 #ifndef BASE_STREAM_SIDE_STREAM_H_
 #define BASE_STREAM_SIDE_STREAM_H_
 
@@ -7,8 +8,8 @@
 
 namespace tessera {
 
-// This thread's own, of the last device that it asked for: one of libtorch's
-// pool. LOCAL.
+// Returns this thread's own stream of `device`, one of libtorch's pool. A
+// thread keeps one such stream: asking for another device replaces it. LOCAL.
 c10::Stream SideStream(c10::Device device);
 
 }  // namespace tessera

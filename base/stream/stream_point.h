@@ -1,12 +1,12 @@
-// StreamPoint: a point in the work of a device's stream, for others to come
-// after. All work of the CPU is done when it is asked for: its points are
-// empty, and cost nothing.
+// StreamPoint is a point in the work of a device's stream, which other streams
+// or the host can wait for. Work of the CPU is done as soon as it is given: its
+// points are empty and cost nothing.
 //
 //   StreamPoint written = StreamPoint::Now(device);   // this thread's stream
 //   ... another thread, or another current stream ...
 //   written.Order();                                  // comes after that
 //
-// Only Wait waits on the host.
+// Only Wait blocks the host.
 #ifndef BASE_STREAM_STREAM_POINT_H_
 #define BASE_STREAM_STREAM_POINT_H_
 
@@ -23,14 +23,15 @@ namespace tessera {
 class StreamPoint {
  public:
   StreamPoint() = default;
-  // All that this thread's current stream of `device` has been given so far.
+  // Returns the end of all that this thread's current stream of `device` has
+  // been given so far.
   static StreamPoint Now(c10::Device device);
 
-  // What this thread's current stream of the device is given from here on comes
-  // after the point. Any thread.
+  // Makes what this thread's current stream of the device is given from here on
+  // wait for the point. Any thread.
   void Order() const;
-  // Blocks this thread until the point is reached: for what the host reads or
-  // writes itself.
+  // Blocks this thread until the point is reached, for what the host itself
+  // reads or writes.
   void Wait() const;
 
  private:

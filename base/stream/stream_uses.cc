@@ -16,7 +16,7 @@ c10::Stream Current(c10::Device device) {
   return ImplOf(device).getStream(device);
 }
 
-// `second` goes on after what `first` has been given.
+// Orders `second` after what `first` has been given.
 void Order(c10::Stream first, c10::Stream second) {
   if (first == second) return;
   c10::Event event(first.device_type());

@@ -1,8 +1,8 @@
-// Which streams of a device use a piece of memory, or work on something one
-// after the other. Nothing on the CPU; with one stream an event for each
-// filling.
+// Records which streams of a device use a piece of memory, or work on something
+// one after the other. It does nothing on the CPU; with one stream it costs an
+// event for each filling.
 //
-// Threads: outside order.
+// Threads: the caller serializes the calls.
 #ifndef BASE_STREAM_STREAM_USES_H_
 #define BASE_STREAM_STREAM_USES_H_
 
@@ -22,28 +22,29 @@ class StreamUses {
  public:
   explicit StreamUses(c10::Device device) : device_(device) {}
 
-  // The memory is filled by what this thread's current stream has been given.
-  // REQUIRES: nobody uses what was there before.
+  // Says that what this thread's current stream has been given fills the
+  // memory. REQUIRES: nobody uses the previous contents.
   void SetReady();
-  // This thread's current stream uses it from here on.
+  // Makes this thread's current stream wait until the memory is filled; it is a
+  // user from here on.
   void Use();
-  // This thread's current stream goes on after all uses.
+  // Makes this thread's current stream wait for all uses so far.
   void OrderAfter() const;
-  // `memory` is about to be freed: it stays until the uses are over.
+  // Keeps `memory`, which is about to be freed, until the uses are over.
   void Keep(const at::Tensor& memory) const;
 
  private:
   const c10::Device device_;
   StreamPoint ready_;
-  std::vector<c10::Stream> streams_;  // that come after ready_
+  std::vector<c10::Stream> streams_;  // those that come after ready_
 };
 
-// Work that is handed from one stream to the next: each goes on where the one
-// before has ended.
+// Hands work from one stream to the next: each goes on where the one before has
+// ended.
 class StreamChain {
  public:
   explicit StreamChain(c10::Device device) : device_(device) {}
-  // It is this thread's current stream that goes on.
+  // Makes this thread's current stream the next one.
   void Enter();
 
  private:
@@ -51,8 +52,8 @@ class StreamChain {
   std::optional<c10::Stream> last_;
 };
 
-// `memory` is about to be freed, and what this thread's current stream does to
-// it may be under way: it stays until that is over.
+// Keeps `memory`, which is about to be freed, until what this thread's current
+// stream has been given is done.
 void KeepForCurrentStream(const at::Tensor& memory);
 
 }  // namespace tessera

@@ -1,9 +1,9 @@
-// Why the file's identity beside the number: whoever closes one of these by
-// close() alone leaves a mark behind, and the number may be a file of the
-// user's by then. A child takes away only what is still the same.
+// The table has the file's identity beside the number: if the program closes a
+// descriptor by close() alone, its entry stays, and the number may be a file of
+// the user's by then. A child closes only what is still the same file.
 //
-// Why a table and no list: in the child other threads are gone, and may have
-// held any lock, that of malloc too. Only async-signal-safe calls are made
+// It is a table and no list, since in the child other threads are gone and may
+// have held any lock, including malloc's. Only async-signal-safe calls are made
 // there.
 #include "base/system/close_on_fork.h"
 
@@ -20,16 +20,17 @@
 namespace tessera {
 namespace {
 
-// The kernel's own limit (fs.nr_open) unless it was raised. Of this table only
-// those pages take memory that are written.
+// This is the kernel's own limit (fs.nr_open) unless it was raised. Only the
+// written pages of the table take memory.
 constexpr int kMaxDescriptors = 1 << 20;
 std::atomic<uint64_t> g_files[kMaxDescriptors];  // 0: not close-on-fork
-std::atomic<int> g_end{0};                       // beyond the last of these
+std::atomic<int> g_end{0};  // beyond the last descriptor in the table
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 pthread_mutex_t g_mutex = PTHREAD_MUTEX_INITIALIZER;
 
-// An inode's number is unique in its file system only. Never 0.
+// Returns an identity that is never 0. An inode's number is unique in its file
+// system only.
 uint64_t IdentityOf(const struct stat& info) {
   return (uint64_t{info.st_dev} << 40 ^ uint64_t{info.st_ino}) | 1ULL << 63;
 }
@@ -74,7 +75,7 @@ void Mark(int fd) {
   }
 }
 
-// A number above 2, with its flags.
+// Duplicates a descriptor to a number above 2, with its flags.
 int AwayFromStandard(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
   const int moved = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);

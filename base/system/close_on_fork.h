@@ -1,8 +1,7 @@
-// Close-on-fork: for fork what O_CLOEXEC is for exec. A child that is forked
+// Close-on-fork is for fork what O_CLOEXEC is for exec. A child that is forked
 // and goes on without exec (a data loader's worker, a helper that becomes a
 // daemon) would hold the sockets and locks by which others judge whether this
-// process lives: they would take the process for alive as long as the child
-// lives.
+// process lives: they would consider it alive as long as the child lives.
 //
 //   parent   fd 7 -> connection        fd 8 -> lock         fd 9 -> user's file
 //   child    fd 7 -> /dev/null         fd 8 -> /dev/null    fd 9 -> user's file
@@ -19,16 +18,17 @@
 
 namespace tessera {
 
-// What `open`, which must not block, returns: -1, or a new descriptor, which a
-// forked child will not have. Never 0, 1 or 2, where others write.
+// Calls `open`, which must not block and returns -1 or a new descriptor, and
+// returns its result. A forked child will not have the descriptor. It is never
+// 0, 1 or 2, to which other code writes.
 int OpenCloseOnFork(const std::function<int()>& open);
 
-// Marks a descriptor that is open already. A fork in another thread meanwhile
-// may come before the mark.
+// Marks a descriptor that is open already. A fork in another thread may come
+// before the mark.
 void SetCloseOnFork(int fd);
 bool IsCloseOnFork(int fd);
 
-// close() for all of these, and for any other descriptor.
+// Calls close(), for marked and for any other descriptors.
 int CloseDescriptor(int fd);
 
 }  // namespace tessera

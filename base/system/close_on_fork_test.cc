@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-// What `child` returns in a forked child.
+// Returns the result of `child` in a forked child.
 int InChild(const std::function<int()>& child) {
   const pid_t pid = fork();
   if (pid == 0) _exit(child());
@@ -101,7 +101,7 @@ TEST(CloseOnForkTest, NoneSlipsThroughWhileThreadsOpen) {
   opener.join();
 }
 
-// Where others write.
+// Other code writes to the standard descriptors.
 TEST(CloseOnForkTest, NeverAStandardDescriptor) {
   EXPECT_EQ(InChild([] {
               for (int fd : {0, 1, 2}) close(fd);

@@ -19,13 +19,15 @@ int SetLock(int fd, short type) {
 }  // namespace
 
 int LockFile(int fd) {
-  // The lock is the open file's, so a child that has it would hold it, too.
+  // The lock belongs to the open file, so a child that has it would hold it,
+  // too.
   SetCloseOnFork(fd);
   return SetLock(fd, F_WRLCK);
 }
 
 void CloseLockedFile(int fd) {
-  // Who has the same open file by other ways than fork() would hold it, too.
+  // Without unlocking, others that got the same open file in other ways than by
+  // fork() would hold it, too.
   if (IsCloseOnFork(fd)) SetLock(fd, F_UNLCK);
   CloseDescriptor(fd);
 }

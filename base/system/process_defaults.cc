@@ -1,5 +1,5 @@
-// Why handlers that do nothing, and not SIG_IGN: a program that is executed
-// gets ignored signals as they are, and `yes | head` in a shell would never
+// Signals get handlers that do nothing instead of SIG_IGN: a program that is
+// executed inherits ignored signals, and `yes | head` in a shell would never
 // end.
 #include "base/system/process_defaults.h"
 
@@ -36,8 +36,8 @@ void HandleIfDefault(int sig, void (*handler)(int)) {
   sigaction(sig, &act, nullptr);
 }
 
-// Before main, since a program opens its files before it calls Init: none of
-// them may become what is written to.
+// This runs before main, since a program opens its files before it calls Init:
+// none of them may become descriptor 0, 1 or 2.
 const bool g_opened = [] {
   OpenStandardDescriptors();
   return true;
@@ -49,7 +49,8 @@ void OpenStandardDescriptors() {
   const int saved = errno;
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
-    // The lowest number that is free, which is this one: those below are open.
+    // open() returns the lowest free number, which is this one: those below are
+    // open.
     if (open("/dev/null", O_RDWR) < 0) break;
   }
   errno = saved;

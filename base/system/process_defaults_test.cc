@@ -74,7 +74,7 @@ TEST(ProcessDefaultsTest, SignalsThatEndNobody) {
               struct sigaction now;
               sigaction(SIGUSR1, nullptr, &now);
               if (!IsSurvived(now)) return 4;
-              // As before in a program that is executed.
+              // A program that is executed handles the signal as before.
               const int status = std::system("kill -PIPE $$");
               return WIFSIGNALED(status) && WTERMSIG(status) == SIGPIPE &&
                              std::string(text).find(

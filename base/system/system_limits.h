@@ -1,5 +1,5 @@
-// Which of the system's limits is in the way, and what raises it: the system's
-// own words name none ("Resource temporarily unavailable").
+// Says which of the system's limits was reached, and what raises it: the
+// system's own words name none ("Resource temporarily unavailable").
 #ifndef BASE_SYSTEM_SYSTEM_LIMITS_H_
 #define BASE_SYSTEM_SYSTEM_LIMITS_H_
 
@@ -8,16 +8,16 @@
 
 namespace tessera {
 
-// This process's soft limit `which` (RLIMIT_AS, ...) in units of `unit`; ""
-// where there is none.
+// Returns this process's soft limit `which` (RLIMIT_AS, ...) in units of
+// `unit`; "" where there is none.
 std::string LimitText(int which, uint64_t unit);
 
-// Says which limit made a call that wanted a descriptor fail with `error`, an
+// Says which limit made a call that needs a descriptor fail with `error`, an
 // errno: "; this process may have 16 files open ...", or "" for other errors.
 std::string DescriptorLimit(int error);
 
-// For 127.0.0.1 that cannot be listened or connected at, though nobody refuses
-// it: `why` are the system's words.
+// Explains why 127.0.0.1 cannot be listened on or connected to, though nobody
+// refuses it; `why` are the system's words.
 std::string NoLoopback(const std::string& why);
 
 }  // namespace tessera

@@ -17,7 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// What `say` returns in a process of this limit.
+// Returns the result of `say` in a process with this limit.
 std::string Under(decltype(RLIMIT_AS) which, rlim_t limit,
                   const std::function<std::string()>& say) {
   int ends[2];

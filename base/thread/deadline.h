@@ -1,10 +1,11 @@
-// Deadline: the moment until which something is waited for. Of the monotonic
-// clock: whoever sets the host's clock ends no wait, and prolongs none.
+// Deadline is the moment until which something is waited for. It follows the
+// monotonic clock, so setting the host's clock neither ends nor prolongs a
+// wait.
 //
 //   const Deadline deadline = Deadline::After(absl::Seconds(20));
 //   while (!done() && !deadline.HasPassed()) absl::SleepFor(kPoll);
 //
-// A suspended host suspends it, too.
+// Suspending the host suspends the deadline, too.
 #ifndef BASE_THREAD_DEADLINE_H_
 #define BASE_THREAD_DEADLINE_H_
 
@@ -21,7 +22,7 @@ class Deadline {
   static Deadline Never() { return Deadline(absl::InfiniteDuration()); }
 
   bool HasPassed() const { return MonotonicNow() >= at_; }
-  // 0 or less once it has passed.
+  // Returns the time left: 0 or less once it has passed.
   absl::Duration Left() const { return at_ - MonotonicNow(); }
 
   friend Deadline operator+(Deadline deadline, absl::Duration later) {

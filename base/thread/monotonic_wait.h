@@ -1,7 +1,7 @@
-// MonotonicMutex and MonotonicNotification: absl's, for waits with a timeout.
-// absl's own timed waits end at a moment of the host's clock: set back by a
-// day, it makes a wait of a second last a day. These wait by the monotonic
-// clock.
+// MonotonicMutex and MonotonicNotification are absl's classes for waits with a
+// timeout. absl's own timed waits end at a moment of the host's clock: if that
+// is set back by a day, a wait of a second lasts a day. These follow the
+// monotonic clock.
 //
 //   MonotonicMutexLock lock(&mutex_);
 //   if (!mutex_.AwaitFor(absl::Condition(&done_), patience)) return Late();
@@ -19,8 +19,9 @@
 
 namespace tessera {
 
-// Conditions are evaluated by those that wait, each time that somebody unlocks:
-// for a few threads that wait. They must not touch the mutex.
+// The waiting threads evaluate their conditions each time that somebody
+// unlocks, so this is for a few waiting threads. Conditions must not touch the
+// mutex.
 class ABSL_LOCKABLE MonotonicMutex {
  public:
   MonotonicMutex() = default;
@@ -37,8 +38,8 @@ class ABSL_LOCKABLE MonotonicMutex {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(this) {
     AwaitFor(condition, absl::InfiniteDuration());
   }
-  // Unlocks until `condition` is true, `timeout` at most; returns whether it
-  // is.
+  // Unlocks until `condition` is true, for at most `timeout`; returns whether
+  // it is true.
   bool AwaitFor(const absl::Condition& condition, absl::Duration timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(this);
 
@@ -63,7 +64,8 @@ class ABSL_SCOPED_LOCKABLE MonotonicMutexLock {
   MonotonicMutex* const mutex_;
 };
 
-// What absl::Notification is; may be destroyed as soon as a wait has returned.
+// Does what absl::Notification does; may be destroyed as soon as a wait has
+// returned.
 class MonotonicNotification {
  public:
   void Notify() {
@@ -72,7 +74,7 @@ class MonotonicNotification {
   }
   bool HasBeenNotified() const { return WaitFor(absl::ZeroDuration()); }
   void Wait() const { WaitFor(absl::InfiniteDuration()); }
-  // Waits for `timeout` at most; returns whether it has been notified.
+  // Waits for at most `timeout`; returns whether it has been notified.
   bool WaitFor(absl::Duration timeout) const {
     MonotonicMutexLock lock(&mutex_);
     return mutex_.AwaitFor(absl::Condition(&notified_), timeout);

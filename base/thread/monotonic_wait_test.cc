@@ -42,7 +42,7 @@ TEST(MonotonicNotificationTest, WaitsForItsTimeOrTheNotification) {
   thread.join();
 }
 
-// Who has waited may destroy it, while Notify returns.
+// A waiter may destroy the object while Notify returns.
 TEST(MonotonicNotificationTest, MayBeDestroyedAfterAWait) {
   for (int i = 0; i < 100; ++i) {
     auto done = std::make_unique<MonotonicNotification>();
@@ -53,8 +53,7 @@ TEST(MonotonicNotificationTest, MayBeDestroyedAfterAWait) {
   }
 }
 
-// In turns: what one changes before it waits, as the other's condition, is
-// seen.
+// The threads take turns: each sees what the other changes before it waits.
 TEST(MonotonicMutexTest, WaitersWakeEachOther) {
   MonotonicMutex mutex;
   int turn = 0;

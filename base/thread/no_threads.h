@@ -1,4 +1,4 @@
-// NoThreads: a system that has no threads left, for tests.
+// NoThreads imitates a system that has no threads left, for tests.
 #ifndef BASE_THREAD_NO_THREADS_H_
 #define BASE_THREAD_NO_THREADS_H_
 
@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// While it is there no thread of this process can be started: the stack that
-// each would get is larger than any address space.
+// While it lives no thread of this process can be started: the stack that each
+// would get is larger than any address space.
 class NoThreads {
  public:
   NoThreads() {

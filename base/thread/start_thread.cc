@@ -1,5 +1,5 @@
-// Why an error looks at the limits: the system says the same, EAGAIN, of a
-// stack that has no room and of one process too many.
+// An error looks at the limits, since the system's EAGAIN is the same for a
+// stack that has no room and for one process too many.
 #include "base/thread/start_thread.h"
 
 #include <pthread.h>
@@ -27,7 +27,7 @@ size_t StackBytes() {
   return bytes;
 }
 
-// As a stack is made.
+// Returns whether a mapping of `bytes`, made as a stack's is, succeeds.
 bool HasRoom(size_t bytes) {
   void* const room = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
@@ -36,7 +36,7 @@ bool HasRoom(size_t bytes) {
   return true;
 }
 
-// What to do about a thread that could not be started.
+// Says what to do about a thread that could not be started.
 std::string ThreadLimit() {
   const size_t stack = StackBytes();
   if (!HasRoom(stack)) {

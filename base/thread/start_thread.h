@@ -1,4 +1,5 @@
-// StartThread: a std::thread, or an error where the system has none left.
+// StartThread returns a std::thread, or an error where the system has none
+// left.
 //
 //   TESSERA_ASSIGN_OR_RETURN(thread_, StartThread("tessera-io", [this] { Run();
 //   }));
@@ -21,7 +22,7 @@
 namespace tessera {
 
 namespace thread_internal {
-// Names `name`, `why`, and what to try.
+// Returns ResourceExhausted with `name`, `why`, and what to try.
 absl::Status NoThread(const char* name, const char* why);
 void MarkThread();
 }  // namespace thread_internal
@@ -42,8 +43,8 @@ absl::StatusOr<std::thread> StartThread(const char* name, Work work) {
   }
 }
 
-// Whether StartThread has started the thread that asks: no thread of the
-// program's or of libtorch's.
+// Returns whether StartThread started the calling thread, which then belongs
+// neither to the program nor to libtorch.
 bool StartedByTessera();
 
 }  // namespace tessera

@@ -47,7 +47,7 @@ TEST(StartThreadTest, ASystemWithoutThreadsIsAnError) {
   EXPECT_TRUE(seen.expired());
 }
 
-// What StartThread says in a process that has this limit.
+// Returns StartThread's error in a process with this limit.
 std::string SaidUnder(decltype(RLIMIT_AS) which, rlim_t limit) {
   int ends[2];
   EXPECT_EQ(pipe(ends), 0);

@@ -29,13 +29,13 @@ namespace tessera {
 namespace {
 
 constexpr int kMaxFrames = 64;
-// A thread that runs answers in microseconds; one that does not get a core, in
-// a time slice or a few.
+// A running thread answers in microseconds; one that waits for a core needs a
+// time slice or a few.
 constexpr absl::Duration kAnswerTime = absl::Milliseconds(200);
 
-// The one stack that is being asked for. The handler writes it only for the
-// number that it was asked with, so a late answer to an earlier question goes
-// nowhere. Never freed.
+// The one stack that is being asked for. The handler writes it only if the
+// question is still the one that it was sent for, so a late answer to an
+// earlier question is ignored. Never freed.
 struct Slot {
   std::atomic<int> asked{0};
   std::atomic<int> answered{0};
@@ -48,10 +48,10 @@ int g_questions ABSL_GUARDED_BY(g_mutex) = 0;
 
 int Signal() { return SIGRTMAX - 3; }
 
-// glibc's backtrace() and not absl's GetStackTrace, which follows frame
-// pointers that optimised code does not keep. It unwinds by tables; from glibc
-// 2.35 and libgcc 12 on without a lock, and with its library loaded before (see
-// AllThreadStacks) without allocating.
+// glibc's backtrace() is used instead of absl's GetStackTrace, which follows
+// frame pointers that optimised code does not keep. It unwinds by tables; from
+// glibc 2.35 and libgcc 12 on it takes no lock, and with its library loaded
+// before (see AllThreadStacks) it does not allocate.
 void Record(int, siginfo_t* info, void*) {
   const int saved_errno = errno;
   const int question = info->si_value.sival_int;
@@ -87,7 +87,7 @@ std::vector<pid_t> Threads() {
   return threads;
 }
 
-// "S" for sleeping, "R" for running, "D" for stuck in the kernel, ...
+// Returns "S" for sleeping, "R" for running, "D" for stuck in the kernel, ...
 std::string StateOf(pid_t tid) {
   const std::string stat =
       ReadAll(absl::StrCat("/proc/self/task/", tid, "/stat"));
@@ -121,7 +121,7 @@ std::string Frame(int number, void* address) {
   return text + "\n";
 }
 
-// The frames of `tid`, none if it does not answer by `deadline`.
+// Returns the frames of `tid`, none if it does not answer by `deadline`.
 std::vector<void*> FramesOf(pid_t tid, int question, Deadline deadline) {
   g_slot.asked = question;
   if (deadline.HasPassed() || !Ask(tid, question)) return {};
@@ -129,13 +129,14 @@ std::vector<void*> FramesOf(pid_t tid, int question, Deadline deadline) {
   while (g_slot.answered != question && !end.HasPassed()) {
     absl::SleepFor(absl::Microseconds(50));
   }
-  // A late one finds another question. One that is answering just now has
-  // microseconds to go, and what it writes is only addresses.
+  // A late answer finds another question. One that is being written just now
+  // takes microseconds more, and writes only addresses.
   if (g_slot.answered != question) {
     g_slot.asked = 0;
     return {};
   }
-  // Without the handler and the kernel's way back from it.
+  // The frames of the handler and of the kernel's way back from it are left
+  // out.
   return std::vector<void*>(g_slot.frames + std::min(2, g_slot.num_frames),
                             g_slot.frames + g_slot.num_frames);
 }

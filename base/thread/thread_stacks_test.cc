@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// Not in an unnamed namespace, and never inlined: looked for by name.
+// The function is looked for by name, so it must not be inlined or unnamed.
 __attribute__((noinline)) void SitInHere(absl::Notification* here,
                                          absl::Notification* end) {
   here->Notify();
@@ -40,7 +40,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// What stands under the thread of that name.
+// Returns the text under the thread of that name.
 std::string SectionOf(const std::string& text, const std::string& name) {
   for (absl::string_view section : absl::StrSplit(text, "thread ")) {
     if (absl::StrContains(section, absl::StrCat("\"", name, "\""))) {

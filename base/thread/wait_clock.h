@@ -1,5 +1,5 @@
-// How long this process has waited for its data: data loaders add to it, who
-// reports steps reads it.
+// Counts how long this process has waited for its data: data loaders add to it,
+// whoever reports steps reads it.
 //
 //   const int64_t before = DataWaitNanos();
 //   ... steps ...
@@ -13,13 +13,15 @@
 
 namespace tessera {
 
-// The sum of what AddDataWait was given since the process began. Only grows.
+// Returns the sum of what AddDataWait was given since the process began. It
+// only grows.
 int64_t DataWaitNanos();
 
-// By who may have waited, when it is over; also if it was for nothing, 0.
+// Adds a wait once it is over; a loader that did not have to wait adds 0.
 // REQUIRES: nanos >= 0.
 void AddDataWait(int64_t nanos);
-// Whether anything has called AddDataWait: else nobody tells of waits.
+// Returns whether anything has called AddDataWait; if not, nobody reports
+// waits.
 bool DataWaitIsTold();
 
 }  // namespace tessera

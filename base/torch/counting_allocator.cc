@@ -42,7 +42,8 @@ void DeleteRaw(void* block) {
   g_base_deleter(block);
 }
 
-// Backward and Step say it in their Status.
+// Only a user's forward needs this: Backward and Step report it in their
+// Status.
 void AddHeldTo(c10::Error* error) {
   StepMemory& memory = StepMemory::Global();
   memory.NoteRefusal();

@@ -1,21 +1,21 @@
-// CountingAllocator: libtorch's CPU allocator, counted
+// CountingAllocator is libtorch's CPU allocator with its bytes counted
 // (base/step_memory/tensor_bytes.h).
 //
 //   allocate --> libtorch's, whose deleter is replaced by one of ours that
 //                knows the slot; the size is malloc_usable_size's, on both
 //                sides, so that nothing is stored with a block
 //
-// What was allocated before has libtorch's own deleter, and is not counted when
-// it is freed. Where the allocator is none that takes its blocks from malloc,
-// nothing is counted.
+// Memory that was allocated before has libtorch's own deleter and is not
+// counted when it is freed. Where the allocator does not take its blocks from
+// malloc, nothing is counted.
 //
-// raw_deallocate knows neither slot nor age: it takes the block from the
-// current slot. Who uses it (oneDNN's scratch memory) frees in the operator
-// that has allocated; a block that is older than the counting is taken off
-// though it was never added.
+// raw_deallocate knows neither slot nor age, so it takes the block from the
+// current slot. Its user (oneDNN's scratch memory) frees in the operator that
+// has allocated. A block that is older than the counting is subtracted though
+// it was never added.
 //
-// A refusal is noted; within a user's forward, where no call of an engine can
-// say it, what is held is added to the exception's text.
+// A refusal is noted. Within a user's forward, where no call of an engine can
+// report it, what is held is added to the exception's text.
 //
 // Threads: any.
 #ifndef BASE_TORCH_COUNTING_ALLOCATOR_H_
@@ -29,7 +29,7 @@ namespace tessera {
 
 class CountingAllocator final : public c10::Allocator {
  public:
-  // One for the process; `base` lives to its end.
+  // Returns the one of the process; `base` lives to its end.
   static CountingAllocator* Over(c10::Allocator* base);
 
   c10::DataPtr allocate(size_t n) override;

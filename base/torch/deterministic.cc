@@ -31,7 +31,7 @@ struct Switches {
   }
 };
 
-// Each switch becomes `to`'s where it is as `from` left it.
+// Sets each switch to `to`'s value if it still has `from`'s.
 void Change(const Switches& from, const Switches& to) {
   at::Context& context = at::globalContext();
   const Switches now = Switches::Now();
@@ -52,8 +52,8 @@ void Change(const Switches& from, const Switches& to) {
 ABSL_CONST_INIT absl::Mutex g_mutex(absl::kConstInit);
 int g_warning ABSL_GUARDED_BY(g_mutex) = 0;
 int g_erring ABSL_GUARDED_BY(g_mutex) = 0;
-Switches g_before ABSL_GUARDED_BY(g_mutex);  // the first scope
-Switches g_set ABSL_GUARDED_BY(g_mutex);     // by us, last
+Switches g_before ABSL_GUARDED_BY(g_mutex);  // before the first scope
+Switches g_set ABSL_GUARDED_BY(g_mutex);     // what we set last
 
 void AddScope(Determinism how, int change) {
   absl::MutexLock lock(&g_mutex);
@@ -74,15 +74,15 @@ void AddScope(Determinism how, int change) {
 
 }  // namespace
 
-// libtorch warns at each call, which in C++ nothing makes fewer of.
+// libtorch warns at each call, and in C++ nothing limits that.
 //
-// A handler hands on to the one that it was put before. One that was taken down
-// may come back (a guard of the user's, opened while a scope lived, puts it
-// there again) or be handed on to by a user's own: so it lives for ever, does
-// nothing while no scope of it lives, and is put before no other one again.
+// A handler passes warnings on to the one that it replaced. A replaced handler
+// may come back (a user's guard that was opened while a scope lived restores
+// it) or be called by a user's own. So it lives for ever, does nothing while no
+// scope of it lives, and never replaces another one again.
 class DeterministicScope::WarnsOnce final : public c10::WarningHandler {
  public:
-  // For one scope more on this thread.
+  // Begins for one more scope on this thread.
   static WarnsOnce* Begin() {
     thread_local WarnsOnce* own = nullptr;
     c10::WarningHandler* const now = c10::WarningUtils::get_warning_handler();
@@ -93,8 +93,8 @@ class DeterministicScope::WarnsOnce final : public c10::WarningHandler {
     if (own->scopes_.fetch_add(1) == 0) own->seen_.clear();
     return own;
   }
-  // For one less. On any thread: handlers are each thread's own, so on another
-  // one it stays where it is.
+  // Ends for one scope. Any thread may call it: handlers are per thread, so on
+  // another thread it stays installed.
   void End() {
     if (scopes_.fetch_sub(1) > 1) return;
     if (c10::WarningUtils::get_warning_handler() != this) return;
@@ -119,7 +119,7 @@ class DeterministicScope::WarnsOnce final : public c10::WarningHandler {
 
   c10::WarningHandler* const next_;
   std::atomic<int> scopes_ = 0;
-  absl::flat_hash_set<std::string> seen_;  // the thread's alone
+  absl::flat_hash_set<std::string> seen_;  // used by its thread only
 };
 
 DeterministicScope::DeterministicScope(Determinism how)

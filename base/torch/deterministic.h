@@ -1,9 +1,10 @@
-// DeterministicScope: while one lives libtorch computes with deterministic
-// algorithms, so that the same program gives the same bits again on a device.
+// While a DeterministicScope lives, libtorch computes with deterministic
+// algorithms, so that a program gives the same bits again on a device.
 //
-// The switches are the process's: scopes are counted, the strictest counts, and
-// with the last one each switch goes back to what it was before the first,
-// unless somebody else has set it meanwhile. What was stricter before stays so.
+// The switches belong to the process. Scopes are counted and the strictest one
+// counts; when the last one ends each switch goes back to its value before the
+// first, unless somebody else has set it meanwhile. A switch that was stricter
+// before stays so.
 //
 //   switch                                  while a scope lives
 //   deterministicAlgorithms                 on
@@ -21,11 +22,11 @@
 namespace tessera {
 
 enum class Determinism {
-  // An operator without a deterministic form runs, and a warning says so, once
-  // for each on the thread that made the scope. libtorch's fused attention does
-  // not take its deterministic backward then, and warns.
+  // An operator without a deterministic form runs, with one warning for each
+  // operator on the thread that made the scope. libtorch's fused attention then
+  // does not take its deterministic backward, and warns.
   kWarns,
-  // It is an error; attention's backward is deterministic.
+  // Such an operator is an error; attention's backward is deterministic.
   kErrors,
 };
 
@@ -43,9 +44,10 @@ class DeterministicScope {
   WarnsOnce* const warns_;  // of the thread that made this
 };
 
-// cuBLAS sums in one order if CUBLAS_WORKSPACE_CONFIG says ":4096:8" or
-// ":16:8" when it is first used. Sets the former where the environment has no
-// such variable; FailedPrecondition if it says something else.
+// Makes cuBLAS sum in one order, which it does if CUBLAS_WORKSPACE_CONFIG is
+// ":4096:8" or ":16:8" when it is first used. Sets the former where the
+// environment has no such variable; returns FailedPrecondition if it has
+// another value.
 absl::Status SetDeterministicCublas();
 
 }  // namespace tessera

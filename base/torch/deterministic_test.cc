@@ -19,7 +19,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// "on warn nofill cudnn nobench"
+// Returns the settings, for example "warns cudnn".
 std::string Now() {
   const at::Context& c = at::globalContext();
   std::string text = !c.deterministicAlgorithms()          ? "off"

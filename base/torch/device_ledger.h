@@ -1,4 +1,4 @@
-// Where the memory of a libtorch device is counted.
+// Finds the ledger that counts the memory of a libtorch device.
 #ifndef BASE_TORCH_DEVICE_LEDGER_H_
 #define BASE_TORCH_DEVICE_LEDGER_H_
 
@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// `device` has an index, as a tensor's has, unless it is the CPU.
+// `device` has an index, as that of a tensor has, unless it is the CPU.
 inline MemoryLedger& LedgerOf(at::Device device) {
   return device.is_cpu() ? MemoryLedger::Host()
                          : MemoryLedger::Of(device.str());

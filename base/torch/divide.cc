@@ -9,8 +9,8 @@ at::Tensor OnDeviceOf(const at::Tensor& t, double divisor) {
   return at::full({}, divisor, t.options().dtype(at::kDouble));
 }
 
-// On a device a divisor that lies there becomes of the type of `t`; on the CPU
-// it stays a float beside 16 bits, which are divided as floats.
+// On a device the divisor, a tensor there, is converted to the type of `t`; on
+// the CPU it stays a float beside 16-bit numbers, which are divided as floats.
 bool IsRoundedIn(at::ScalarType type, double divisor) {
   return at::isReducedFloatingType(type) &&
          at::full({}, divisor, type).item<double>() != divisor;

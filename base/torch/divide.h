@@ -1,5 +1,5 @@
-// Division of each element, rounded once, with the same bits on all devices: a
-// GPU that is given a number multiplies with its reciprocal.
+// Divides each element with one rounding and the same bits on all devices.
+// libtorch's division by a number multiplies by its reciprocal on a GPU.
 #ifndef BASE_TORCH_DIVIDE_H_
 #define BASE_TORCH_DIVIDE_H_
 
@@ -7,10 +7,11 @@
 
 namespace tessera {
 
-// In place; nothing for 1. Throws c10::Error. ASYNC on devices: on the current
-// stream.
+// Divides in place; a divisor of 1 does nothing. Throws c10::Error. ASYNC on
+// devices: on the current stream.
 void DivideBy(const at::Tensor& t, double divisor);
-// The same in a tensor of its own; `t` itself for 1.
+// Returns the quotients in a new tensor; `t` itself for a divisor of 1. Throws
+// c10::Error. ASYNC on devices: on the current stream.
 at::Tensor Divided(const at::Tensor& t, double divisor);
 
 }  // namespace tessera

@@ -13,7 +13,7 @@ namespace autograd = torch::autograd;
 
 class CountingMeta : public autograd::AutogradMeta {
  public:
-  // Takes all that `other` has.
+  // Takes all contents of `other`.
   explicit CountingMeta(autograd::AutogradMeta* other) {
     name_ = std::move(other->name_);
     grad_ = std::move(other->grad_);

@@ -1,5 +1,5 @@
-// Which arithmetic an optimizer's step has: said once, since the bits of
-// training and those of the oracle that it is compared with
+// Decides which arithmetic an optimizer's step uses. It is decided in one
+// place, since the bits of training and those of the oracle
 // (verify/oracle_step.h) depend on it, and the two share nothing else.
 //
 // The formulas (optim/formulas/formulas.h) have the same bits on the CPU and on
@@ -13,13 +13,13 @@
 
 namespace tessera {
 
-// Whether masters that are stepped in that dtype are so by the formulas on such
-// a device; else by libtorch's operators: on devices without kernels, and plain
-// AdamW in another dtype than float32 everywhere. LOCAL.
+// Returns whether masters of dtype `masters` on `device` are stepped by the
+// formulas. Otherwise libtorch's operators step them: on devices without
+// kernels, and for plain AdamW in a dtype other than float32 everywhere. LOCAL.
 bool StepsByFormula(c10::DeviceType device, at::ScalarType masters,
                     bool plain_adamw);
 
-// Devices of that type have kernels of ours, or no longer. LOCAL; called by
+// Says whether devices of that type have kernels of ours. LOCAL; called by
 // RegisterDeviceKernels (optim/device_kernels.h).
 void SetHasStepKernels(c10::DeviceType device, bool has);
 

@@ -10,8 +10,9 @@
 namespace tessera {
 namespace {
 
-// StorageImpl can be told to throw on access, but not to stop; the flag is
-// private. An explicit template instantiation may name private members.
+// StorageImpl has a public way to make accesses throw, but none to stop that;
+// the flag is private. An explicit template instantiation may name private
+// members.
 template <typename Tag, typename Tag::type kMember>
 struct Expose {
   friend typename Tag::type Member(Tag) { return kMember; }
@@ -22,7 +23,7 @@ struct ThrowFlag {
 };
 template struct Expose<ThrowFlag,
                        &c10::StorageImpl::throw_on_immutable_data_ptr_>;
-// Whether access for writing looks at the flag.
+// Says whether access for writing checks the flag.
 struct CheckFlag {
   using type = bool c10::StorageImpl::*;
   friend type Member(CheckFlag);
@@ -58,7 +59,7 @@ void SetStorage(const at::Tensor& tensor,
   impl->set_allow_tensor_metadata_change(true);
   impl->set_storage_and_dtype(c10::Storage(storage),
                               c10::scalarTypeToTypeMeta(dtype));
-  // One that was made before would cast gradients to the old dtype.
+  // An accumulator that was made before would cast gradients to the old dtype.
   torch::autograd::impl::set_grad_accumulator(tensor, {});
 }
 

@@ -1,5 +1,5 @@
-// What the engine does to libtorch's StorageImpl and TensorImpl beyond their
-// public interfaces, all in one place.
+// Holds all that the engine does to libtorch's StorageImpl and TensorImpl
+// beyond their public interfaces.
 #ifndef BASE_TORCH_STORAGE_ACCESS_H_
 #define BASE_TORCH_STORAGE_ACCESS_H_
 
@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// Puts the tag (kTagKey) on a tensor, so that operators that receive it reach
-// the fallback; takes it off.
+// Put the tag (kTagKey) on a tensor, so that operators that receive it reach
+// the fallback; take it off.
 void AddTag(const at::Tensor& tensor);
 void RemoveTag(const at::Tensor& tensor);
 bool HasTag(const at::Tensor& tensor);
@@ -29,11 +29,13 @@ void PointStorage(c10::StorageImpl* storage, void* data, at::Device device);
 void UnpointStorage(c10::StorageImpl* storage, std::string error,
                     at::Device device);
 
-// The same again, with the error of last time; costs no allocation.
+// Unpoints again with the error of the last UnpointStorage; costs no
+// allocation.
 void UnpointStorageAgain(c10::StorageImpl* storage, at::Device device);
 
-// While hidden a storage keeps its memory, but an access throws what the last
-// UnpointStorage was given. Costs two stores. PointStorage shows it too.
+// While hidden, a storage keeps its memory, but an access throws the error of
+// the last UnpointStorage, or `error`. Costs two stores. PointStorage shows it
+// too.
 void HideStorage(c10::StorageImpl* storage);
 void HideStorageSaying(c10::StorageImpl* storage, std::string error);
 void ShowStorage(c10::StorageImpl* storage);

@@ -24,7 +24,7 @@ struct Addresses {
       ABSL_GUARDED_BY(mutex);
 };
 
-// False: that is another's.
+// Returns false if `data` is another's.
 bool Free(void* data) {
   std::unique_ptr<TensorMemory> memory;  // destroyed without the lock
   Addresses& addresses = Addresses::Global();

@@ -1,8 +1,8 @@
-// TorchScope: the thread-local state under which the engine's own tensor work
-// runs when it is called from inside the dispatcher, a hook or a user's thread:
-// tags not seen, no autograd, no autocast, no inference mode, no forward AD. Of
-// the user's state nothing may leak in (an inference-mode buffer, a cast
-// gradient), and our work must not be seen by our own fallback.
+// TorchScope is the thread-local state for the engine's own tensor work when it
+// is called from inside the dispatcher, a hook or a user's thread: tags not
+// seen, no autograd, no autocast, no inference mode, no forward AD. The user's
+// state must not leak in (an inference-mode buffer, a cast gradient), and our
+// work must not be seen by our own fallback.
 #ifndef BASE_TORCH_TORCH_SCOPE_H_
 #define BASE_TORCH_TORCH_SCOPE_H_
 

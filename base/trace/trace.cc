@@ -59,7 +59,7 @@ absl::string_view TraceTrackName(TraceTrack track) {
 void AddTraceSpan(TraceSpan span) {
   if (!TraceRecords()) return;
   absl::MutexLock lock(&g_mutex);
-  // It may have ended since; what began before it is cut off there.
+  // The recording may have ended since; what began before it is cut off there.
   if (!g_records.load(std::memory_order_relaxed)) return;
   TraceRecording& recording = Recording();
   if (span.end < recording.begin) return;
@@ -76,7 +76,7 @@ absl::string_view UnitInText(absl::string_view text) {
   const size_t at = text.find(kOf);
   if (at == absl::string_view::npos) return {};
   absl::string_view unit = text.substr(at + kOf.size());
-  // "..., over replicas", "... of group nodes 1.0".
+  // The text is "..., over replicas" or "... of group nodes 1.0".
   unit = unit.substr(0, unit.find(", over "));
   return unit.substr(0, unit.find(" of group "));
 }

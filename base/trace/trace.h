@@ -1,4 +1,4 @@
-// The trace: what this process did when, as spans on named tracks.
+// The trace records what this process did when, as spans on named tracks.
 //
 //   main           | forward          | backward             | optimizer step |
 //                  |..wait..|  |recompute|     |..wait..|
@@ -7,11 +7,11 @@
 //
 //   const TraceScope scope(TraceTrack::kReduce, "pack gradients", unit, bytes);
 //
-// One recording at a time, of the process, over all of its engines. While there
-// is none, a scope costs one relaxed load and a branch. While there is one, a
-// span costs two looks at the clock and a short lock: tens of nanoseconds,
-// beside work of a hundred microseconds. Spans are kept in memory, kMaxSpans of
-// them at most; who ends the recording takes them (trace_json.h writes them).
+// There is one recording at a time in a process, over all of its engines.
+// Without one, a scope costs one relaxed load and a branch. With one, a span
+// costs two looks at the clock and a short lock: tens of nanoseconds, beside
+// work of a hundred microseconds. Spans are kept in memory, at most kMaxSpans
+// of them; whoever ends the recording takes them (trace_json.h writes them).
 //
 // Threads: any.
 #ifndef BASE_TRACE_TRACE_H_
@@ -28,7 +28,7 @@
 
 namespace tessera {
 
-// Where a span is drawn; the order is that of the rows.
+// TraceTrack is where a span is drawn; the order is that of the rows.
 enum class TraceTrack : uint8_t {
   kSteps,          // whole steps
   kMain,           // what the program's thread does: phases and waits
@@ -62,19 +62,20 @@ namespace trace_internal {
 extern std::atomic<bool> g_records;
 }  // namespace trace_internal
 
-// Whether spans are kept now.
+// Returns whether spans are kept now.
 inline bool TraceRecords() {
   return trace_internal::g_records.load(std::memory_order_relaxed);
 }
 
-// Keeps a span that has ended, where a recording goes on.
+// Keeps a span that has ended, while there is a recording.
 void AddTraceSpan(TraceSpan span);
 
-// The unit of what collectives are called: "blocks.3" of "all-gather of unit
-// blocks.3"; "" where the text names none.
+// Returns the unit in a collective's description: "blocks.3" of "all-gather of
+// unit blocks.3"; "" where the text names none.
 absl::string_view UnitInText(absl::string_view text);
 
-// From its making to its end. `name` and `unit` outlive it.
+// Records a span from its construction to its destruction. `name` and `unit`
+// outlive it.
 class TraceScope {
  public:
   TraceScope(TraceTrack track, absl::string_view name,
@@ -98,7 +99,7 @@ class TraceScope {
   int64_t begin_ = 0;  // 0: not recorded
 };
 
-// What has been recorded.
+// What a recording holds.
 struct TraceRecording {
   static constexpr size_t kMaxSpans = 1 << 19;
 
@@ -109,7 +110,7 @@ struct TraceRecording {
 
 // Begins a recording; false if there is one already.
 bool StartTrace();
-// Ends it. Empty if there is none.
+// Ends the recording and returns it; empty if there is none.
 TraceRecording StopTrace();
 
 }  // namespace tessera

@@ -22,15 +22,15 @@
 namespace tessera {
 namespace {
 
-// Threads of one track; those of memory_timeline come before.
+// A track's threads are numbered from here; memory_timeline's are lower.
 constexpr int kFirstThread = 100;
 constexpr int kLanes = 100;
 
-// The rows of one track. A viewer wants spans of a row to lie within each other
-// or apart.
+// The rows of one track. A viewer needs spans of a row to be nested or
+// disjoint.
 class Lanes {
  public:
-  // In the order of begins, of equal ones the longest first.
+  // Call it in the order of begins, for equal ones the longest first.
   int LaneOf(const TraceSpan& span) {
     for (size_t lane = 0; lane < open_.size(); ++lane) {
       std::vector<int64_t>& ends = open_[lane];
@@ -136,7 +136,8 @@ absl::Status WriteFileAtomically(const std::string& path,
     std::filesystem::create_directories(parent, error);
     if (error) return FileError(error.value(), parent.string());
   }
-  // In the same folder, or a rename is no rename.
+  // The temporary file is in the same folder, since a rename works only within
+  // a file system.
   std::string made = absl::StrCat(path, ".XXXXXX");
   const int fd = mkostemp(made.data(), O_CLOEXEC);
   if (fd < 0) return FileError(errno, path);

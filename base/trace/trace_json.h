@@ -1,10 +1,10 @@
-// A recording as a file: JSON in Chrome's trace event format, which Perfetto
-// (ui.perfetto.dev) and chrome://tracing open.
+// Writes recordings as files: JSON in Chrome's trace event format, which
+// Perfetto (ui.perfetto.dev) and chrome://tracing open.
 //
-// One process (pid) for each rank, one thread for each track; where spans of a
-// track overlap, further threads of its name ("gather 2"). Microseconds of
-// MonotonicNow(), which the processes of a host share: files of ranks of one
-// host lie over each other, as those of memory_timeline do.
+// Each rank is one process (pid), each track one thread; where spans of a track
+// overlap, further threads get its name ("gather 2"). Times are microseconds of
+// MonotonicNow(), which the processes of a host share, so that files of ranks
+// of one host line up, as those of memory_timeline do.
 #ifndef BASE_TRACE_TRACE_JSON_H_
 #define BASE_TRACE_TRACE_JSON_H_
 
@@ -26,7 +26,7 @@ std::string TraceToJson(const TraceRecording& recording,
                         const TraceProcess& process);
 
 // Writes `text` to `path` as a whole: a reader finds the old file or the new
-// one, and after an error the old one. Makes the folder that it lies in.
+// one, and after an error the old one. Creates the folder of `path`.
 absl::Status WriteFileAtomically(const std::string& path,
                                  absl::string_view text);
 

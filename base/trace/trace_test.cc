@@ -94,7 +94,7 @@ TEST(TraceTest, AnyThreadMayAdd) {
   EXPECT_EQ(StopTrace().spans.size(), 4000u);
 }
 
-// Within each other on one row; where they cross, on two.
+// Spans within each other share a row; spans that cross have two.
 TEST(TraceJsonTest, RowsHoldSpansThatNest) {
   TraceRecording recording;
   recording.spans = {{TraceTrack::kGather, "outer", 1000, 9000},
@@ -131,7 +131,7 @@ TEST(WriteFileAtomicallyTest, WritesAllOrNothing) {
   TESSERA_ASSERT_OK(WriteFileAtomically(path, "one"));
   TESSERA_ASSERT_OK(WriteFileAtomically(path, "two"));
   EXPECT_EQ(*ReadWholeFile(path), "two");
-  // No path below a file.
+  // There is no path below a file.
   EXPECT_THAT(WriteFileAtomically(absl::StrCat(path, "/x"), "three").message(),
               HasSubstr(path));
   // A folder is not replaced, and nothing is left beside it.

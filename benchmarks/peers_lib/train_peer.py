@@ -132,7 +132,7 @@ def set_offload(config, options):
     if options.parameters_on_disk:
         # With its defaults none would be on the disk, since 1e9 elements stay in
         # memory, or else its buffers would run out: it keeps what it has read
-        # from forward to backward, unless it is told not to, and reads ahead.
+        # from forward to backward, unless this is switched off, and reads ahead.
         largest = max(4 * options.dim, VOCABULARY, options.seq) * options.dim
         zero['offload_param'] = {
             **on_disk(options.parameters_on_disk), 'max_in_cpu': 0,

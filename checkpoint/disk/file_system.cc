@@ -18,8 +18,8 @@ namespace {
 constexpr mode_t kFileMode = 0666, kFolderMode = 0777;  // less the umask
 
 // A write beyond RLIMIT_FSIZE raises SIGXFSZ in its thread, which ends a
-// process without a word. While one of these lives it is held back, and what is
-// then pending is taken: the write's error is left.
+// process without a message. While one of these lives the signal is blocked,
+// and a pending one is consumed, so that only the write's error is left.
 class NoSizeSignal {
  public:
   NoSizeSignal() {
@@ -29,7 +29,7 @@ class NoSizeSignal {
   }
   ~NoSizeSignal() {
     const timespec at_once = {};
-    // Of who has blocked it before it may be another's.
+    // If the signal was blocked before, a pending one may be another's.
     if (raised_ && sigismember(&before_, SIGXFSZ) == 0) {
       (void)sigtimedwait(&only_, nullptr, &at_once);
     }
@@ -81,7 +81,8 @@ int64_t FileSystem::Read(int fd, char* to, int64_t bytes, int64_t offset) {
 int FileSystem::Sync(int fd) { return OrError(fsync(fd)); }
 
 void FileSystem::StartSync(int fd, int64_t begin, int64_t bytes) {
-  // It does not wait, so it takes no error of the disk from Sync.
+  // It does not wait, so it does not consume a disk error that Sync should
+  // return.
   (void)sync_file_range(fd, begin, bytes, SYNC_FILE_RANGE_WRITE);
 }
 
@@ -108,7 +109,7 @@ int FileSystem::RemoveFolder(int folder, const std::string& name) {
 
 int FileSystem::List(int folder, std::vector<std::string>* names) {
   names->clear();
-  // Of its own, since reading moves the descriptor's position.
+  // It opens a descriptor of its own, since reading moves the position.
   const int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* const stream = fd < 0 ? nullptr : fdopendir(fd);
   if (stream == nullptr) {

@@ -101,7 +101,7 @@ absl::Status File::Lock() const {
   if (result == -EAGAIN || result == -EACCES) return held;
   if (result < 0) return open_.Error(result);
   TESSERA_ASSIGN_OR_RETURN(const struct stat info, open_.Stat());
-  // Its last holder has removed it: others lock another file now.
+  // If its last holder has removed the file, others lock another file now.
   return info.st_nlink == 0 ? held : absl::OkStatus();
 }
 
@@ -116,8 +116,8 @@ absl::StatusOr<Folder> Folder::Open(const std::string& path,
   return Folder(OpenPath(files, fd, path));
 }
 
-// The name is synced also where the folder is there: who made it may have been
-// killed before.
+// The name is synced also if the folder exists: its creator may have been
+// killed before syncing.
 absl::StatusOr<Folder> Folder::Make(const std::string& given,
                                     FileSystem* files) {
   std::error_code error;
@@ -135,8 +135,8 @@ absl::StatusOr<Folder> Folder::Make(const std::string& given,
   absl::StatusOr<Folder> above = Open(above_path, files);
   if (absl::IsNotFound(above.status())) above = Make(above_path, files);
   absl::StatusOr<Folder> there = Open(given, files);
-  // One that is there may lie in a folder that this user cannot read, whose
-  // names are then another's to sync.
+  // An existing folder may lie in one that this user cannot read; then others
+  // have to sync its names.
   if (there.ok() && absl::IsPermissionDenied(above.status())) return there;
   TESSERA_RETURN_IF_ERROR(Annotate(above.status(), path));
   if (!there.ok() && !absl::IsNotFound(there.status())) return there.status();
@@ -151,9 +151,9 @@ absl::StatusOr<Folder> Folder::Make(const std::string& given,
   return there.ok() ? std::move(there) : Open(given, files);
 }
 
-// Opening a FIFO or a device may wait, or set something going. So a descriptor
-// of O_PATH, which opens nothing, takes hold of what has the name, and that is
-// opened if it is a file: not the name again, which may be another's by then.
+// Opening a FIFO or a device may wait or have side effects. So a descriptor of
+// O_PATH, which opens nothing, holds what has the name, and is reopened if it
+// is a file. The name itself may be another's by then.
 absl::StatusOr<File> Folder::OpenAs(const std::string& name, int flags,
                                     bool follow) const {
   const std::string file_path = absl::StrCat(path(), "/", name);
@@ -174,7 +174,8 @@ absl::StatusOr<File> Folder::OpenAs(const std::string& name, int flags,
   if (!S_ISREG(what.st_mode)) return no_file;
   int fd = Uninterrupted([&] { return files()->Reopen(hold, flags); });
   if (fd == -ENOENT) {
-    // Without /proc: by its name, and not to wait if it has changed.
+    // Without /proc it is opened by its name, without waiting if it has
+    // changed.
     fd = Uninterrupted([&] {
       return files()->Open(open_.fd(), name,
                            flags | no_follow | O_NONBLOCK | O_NOCTTY);
@@ -182,13 +183,13 @@ absl::StatusOr<File> Folder::OpenAs(const std::string& name, int flags,
   }
   if (fd < 0) return FileError(-fd, file_path);
   OpenPath open(files(), fd, file_path);
-  // Of the file that is open: NFS looks the size up anew.
+  // The size is that of the open file: NFS looks it up anew.
   TESSERA_ASSIGN_OR_RETURN(const struct stat info, open.Stat());
   if (!S_ISREG(info.st_mode)) return no_file;
   return File(std::move(open), info.st_size);
 }
 
-// Tells a link that leads nowhere from a name that is not there: a caller that
+// Distinguishes a link that leads nowhere from a missing name: a caller that
 // removes leftovers must not mistake a disk that is not mounted for a lost
 // file.
 absl::Status Folder::OpenError(int result, const std::string& name) const {
@@ -224,7 +225,7 @@ absl::StatusOr<File> Folder::CreateFile(const std::string& name) const {
 
 absl::StatusOr<File> Folder::OpenOrCreateFile(const std::string& name) const {
   absl::StatusOr<File> file = OpenFileToWrite(name);
-  // Others may make it, or remove it, meanwhile.
+  // Others may create it, or remove it, meanwhile.
   for (int i = 0; i < kMostTurns && absl::IsNotFound(file.status()); ++i) {
     file = CreateFile(name);
     if (!absl::IsAlreadyExists(file.status())) return file;

@@ -1,9 +1,9 @@
-// Folder and File: what checkpoints need of a file system, with errors that
-// name the path. A folder is opened once and its files by their names in it:
-// whoever puts another folder in its place meanwhile does not reach who has
-// opened it. No torch.
+// Folder and File are what checkpoints need of a file system, with errors that
+// name the path. A folder is opened once and its files by their names in it: if
+// another folder is put in its place, whoever has opened it is not affected. No
+// torch.
 //
-// Threads: a File may be read and written at different places by several.
+// Threads: several may read and write a File, at different places.
 #ifndef CHECKPOINT_DISK_FOLDER_H_
 #define CHECKPOINT_DISK_FOLDER_H_
 
@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// A descriptor, closed at the end, and the path that messages name.
+// A descriptor, closed at the end, and the path for messages.
 class OpenPath {
  public:
   OpenPath() = default;
@@ -33,7 +33,7 @@ class OpenPath {
   // Waits until the bytes, or the entries of a folder, are on the disk.
   absl::Status Sync() const;
   absl::StatusOr<struct stat> Stat() const;
-  // FileError of a system call's result, which is -errno.
+  // Returns the FileError of a system call's result, which is -errno.
   absl::Status Error(int64_t result, absl::string_view name = "") const;
 
  private:
@@ -50,19 +50,19 @@ class File {
 
   const std::string& path() const { return open_.path(); }
   int fd() const { return open_.fd(); }
-  // When it was opened.
+  // Returns the size when it was opened.
   int64_t bytes() const { return bytes_; }
-  // All of `from`, in as many calls as that takes.
+  // Writes all of `from`, in as many calls as that takes.
   absl::Status WriteAt(int64_t offset, absl::string_view from) const;
-  // DataLoss where the file ends before.
+  // Returns DataLoss if the file ends too early.
   absl::Status ReadAt(int64_t offset, char* to, int64_t bytes) const;
   absl::Status Sync() const { return open_.Sync(); }
-  // FileSystem::StartSync.
+  // Calls FileSystem::StartSync.
   void StartSync(int64_t begin, int64_t bytes) const {
     open_.files()->StartSync(open_.fd(), begin, bytes);
   }
-  // AlreadyExists: another has locked it, or removed it. Held until the file is
-  // closed.
+  // Locks the file until it is closed. Returns AlreadyExists if another process
+  // has locked or removed it.
   absl::Status Lock() const;
 
  private:
@@ -70,47 +70,49 @@ class File {
   int64_t bytes_ = 0;
 };
 
-// Whether an error is that of a disk, or a quota, that is full; also in the
-// words of another rank.
+// Returns whether an error says that a disk, or a quota, is full; it also
+// recognises the error of another rank by its text.
 bool IsDiskFull(const absl::Status& status);
 
 class Folder {
  public:
   Folder() = default;
-  // NotFound, FailedPrecondition where it is no folder.
+  // Returns NotFound, or FailedPrecondition if it is no folder.
   static absl::StatusOr<Folder> Open(const std::string& path,
                                      FileSystem* files);
-  // Makes it, and those above, if they are not there; it stays after a power
-  // failure.
+  // Creates the folder and its parents if they are not there; they survive a
+  // power failure.
   static absl::StatusOr<Folder> Make(const std::string& path,
                                      FileSystem* files);
 
   const std::string& path() const { return open_.path(); }
   FileSystem* files() const { return open_.files(); }
-  // To read. A link is followed. FailedPrecondition where there is no regular
-  // file: a FIFO or a device is not opened, and a link to nothing is not
-  // NotFound.
+  // Opens a file for reading, following a link. Returns FailedPrecondition
+  // where there is no regular file: a FIFO or a device is not opened, and a
+  // link to nothing is not NotFound.
   absl::StatusOr<File> OpenFile(const std::string& name) const;
-  // To read and write; a link is not followed. NotFound.
+  // Opens a file for reading and writing; a link is not followed. Returns
+  // NotFound.
   absl::StatusOr<File> OpenFileToWrite(const std::string& name) const;
-  // To write; AlreadyExists.
+  // Creates a file for writing. Returns AlreadyExists.
   absl::StatusOr<File> CreateFile(const std::string& name) const;
-  // To write, and made where it is not there.
+  // Opens a file for writing, and creates it where it is not there.
   absl::StatusOr<File> OpenOrCreateFile(const std::string& name) const;
-  // Of a file, or a folder, in the place of another.
+  // Renames a file or a folder, replacing `to`.
   absl::Status Rename(const std::string& from, const std::string& to) const;
-  // A file; no error where it is not there.
+  // Removes a file; no error where it is not there.
   absl::Status Remove(const std::string& name) const;
-  // Frees the name whatever has it. A folder that is not empty stays, and is
-  // renamed to NAME.aside-...
+  // Frees the name, whatever has it. A folder that is not empty stays under the
+  // name NAME.aside-...
   absl::Status Clear(const std::string& name) const;
-  // The names in it, sorted.
+  // Returns the names in the folder, sorted.
   absl::StatusOr<std::vector<std::string>> Names() const;
   absl::Status Sync() const { return open_.Sync(); }
-  // The same text for the same folder of this system, by whatever path.
+  // Returns a text that identifies the folder on this system, whatever path led
+  // to it.
   absl::StatusOr<std::string> Identity() const;
-  // Bytes that this user can still write to its disk, as far as the system
-  // knows; quotas may leave fewer.
+  // Returns the bytes that this user can still write to the folder's disk, as
+  // far as the system knows; quotas may leave fewer.
   absl::StatusOr<int64_t> FreeBytes() const;
 
  private:

@@ -116,7 +116,7 @@ TEST_F(FolderTest, OnlyRegularFilesAreOpened) {
   for (const char* name : {"fifo", "folder", "device"}) {
     expect_not(name, folder.OpenFile(name).status(), "no regular file");
   }
-  // Not NotFound: what it leads to may only be away.
+  // The error is not NotFound, since the link's target may be only unmounted.
   for (const char* name : {"dangling", "loop"}) {
     expect_not(name, folder.OpenFile(name).status(),
                "a symbolic link that leads to nothing");
@@ -151,7 +151,7 @@ TEST_F(FolderTest, AFileThatMayNotGrow) {
   TESSERA_EXPECT_OK(file.WriteAt(0, std::string(3000, 'x')));
 }
 
-// What has the name when it is opened is not what had it when it was looked at.
+// The name leads to another file when it is opened than when it was looked at.
 TEST_F(FolderTest, AnotherFileInThePlaceOfTheOneThatIsOpened) {
   class Replacing : public FileSystem {
    public:
@@ -208,8 +208,8 @@ TEST_F(FolderTest, ALockDiesWithItsHolder) {
   EXPECT_THAT(next.Lock(), StatusIs(absl::StatusCode::kAlreadyExists));
 }
 
-// Forked in the middle of a save, and alive long after it: by fork(), or by a
-// system call that nobody is told of.
+// The child is forked in the middle of a save and lives long after it, either
+// by fork() or by a system call for which no handler runs.
 TEST_F(FolderTest, AChildDoesNotHoldTheLock) {
   for (const bool plain : {true, false}) {
     const Folder folder = Opened();
@@ -228,7 +228,7 @@ TEST_F(FolderTest, AChildDoesNotHoldTheLock) {
   }
 }
 
-// Nor if the holder is killed and has no time to let it go.
+// A child does not hold the lock of a holder that is killed, either.
 TEST_F(FolderTest, AChildDoesNotHoldTheLockOfWhoWasKilled) {
   int orphan[2];
   ASSERT_EQ(pipe2(orphan, O_CLOEXEC), 0);
@@ -283,7 +283,7 @@ TEST(MemoryDiskTest, APowerFailureTearsWhatIsNotSynced) {
     EXPECT_EQ(i, answers.size());
     return disk_then->FilesIn("/a").at("file");
   };
-  // The length; five sectors of b; one of c.
+  // The answers are for the length, the five sectors of b and the one of c.
   EXPECT_EQ(after("0000000"), std::string(2048, 'a'));
   EXPECT_EQ(after("1111111"), std::string(500, 'a') + std::string(1600, 'b') +
                                   std::string(100, 'c'));
@@ -309,7 +309,7 @@ TEST(MakeFolderTest, WhatItIsRefusedIsTold) {
   }
 }
 
-// Root is refused nothing; so the disk is told to.
+// Root is refused nothing, so the disk refuses.
 TEST(MakeFolderTest, OneInAFolderThatCannotBeRead) {
   MemoryDisk disk;
   TESSERA_ASSERT_OK(Folder::Make("/a/b", &disk).status());

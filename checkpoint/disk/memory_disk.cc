@@ -21,9 +21,10 @@ MemoryDisk::MemoryDisk() : root_(std::make_shared<Node>()) {
   root_->folder = true;
 }
 
-// A sector is written whole or not at all. Writes to one sector are not mixed
-// up, but any of them may be the last that the disk has got. A length that was
-// kept without its bytes has zeros there.
+// Returns what a power failure leaves of a file. A sector is written whole or
+// not at all. Writes to one sector are not mixed, but any of them may be the
+// last that the disk has received. A length that was kept without its bytes has
+// zeros there.
 std::string MemoryDisk::Kept(const Node& file, const Keeps& keeps) {
   std::string kept = file.synced_bytes;
   if (file.unsynced.empty()) return kept;
@@ -79,7 +80,7 @@ int64_t MemoryDisk::Ask(const char* call) {
   return before ? before(k, call) : 0;
 }
 
-// The folder that `name` lies in, and its last word there.
+// Returns the folder of `name`, and sets `last` to the last part of the name.
 MemoryDisk::Node* MemoryDisk::FolderOf(int folder, const std::string& name,
                                        std::string* last) {
   NodePtr at = root_;
@@ -140,7 +141,7 @@ void MemoryDisk::Close(int fd) {
   open_.erase(it);
 }
 
-// Files that are open and have no name any more count, too.
+// Counts files that are open and have no name any more, too.
 int64_t MemoryDisk::Filled() const {
   std::set<const Node*> nodes;
   std::vector<const Node*> left = {root_.get()};

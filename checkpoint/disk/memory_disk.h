@@ -1,6 +1,6 @@
-// MemoryDisk: a file system in memory that keeps apart what a program sees and
-// what a power failure would leave, and that refuses any call it is told to.
-// For tests.
+// MemoryDisk is a file system in memory, for tests. It keeps apart what a
+// program sees and what a power failure would leave, and it can refuse any
+// call.
 //
 //   MemoryDisk disk;
 //   disk.before = [](int64_t k, const char*) { return k == 7 ? -ENOSPC : 0; };
@@ -8,8 +8,8 @@
 //   std::unique_ptr<MemoryDisk> after = disk.AfterPowerFailure(keeps);
 //
 // A file's bytes are on the disk once it is synced, and its name once its
-// folder is; until then a failure may keep either, both or neither, and of what
-// was written any sectors, in any order.
+// folder is. Until then a failure may keep either, both or neither, and of the
+// written bytes any sectors, in any order.
 //
 // Threads: any.
 #ifndef CHECKPOINT_DISK_MEMORY_DISK_H_
@@ -33,8 +33,8 @@ class MemoryDisk : public FileSystem {
  public:
   MemoryDisk();
 
-  // Whether a power failure keeps something that was not synced: a sector of a
-  // write, a file's length, or what became of a name. Asked for each.
+  // Decides whether a power failure keeps something that was not synced: a
+  // sector of a write, a file's length, or a change of a name. Called for each.
   using Keeps = std::function<bool(bool is_name)>;
   std::unique_ptr<MemoryDisk> AfterPowerFailure(const Keeps& keeps) const;
 
@@ -59,18 +59,18 @@ class MemoryDisk : public FileSystem {
     return nullptr;
   }
 
-  // Calls so far; Close and StartSync are none.
+  // Returns the number of calls so far; Close and StartSync do not count.
   int64_t calls() const { return calls_; }
-  // Of all calls of StartSync.
+  // Returns the bytes of all calls of StartSync.
   int64_t started_bytes() const { return started_; }
-  // Before call number k, counted from 0, does anything (and calls may be made
-  // here): its result instead,
-  // or 0 to let it pass. Writes that get a positive number write so many bytes.
+  // Runs before call number k, counted from 0, does anything; it may make calls
+  // itself. It returns the call's result, or 0 to let the call pass. A write
+  // that gets a positive number writes so many bytes.
   std::function<int64_t(int64_t k, const char* call)> before;
-  // Bytes that all files together may have; writes beyond are cut short, or
-  // fail with -ENOSPC. -1: no limit.
+  // Bytes that all files together may have; writes beyond are cut short or fail
+  // with -ENOSPC. -1: no limit.
   int64_t capacity = -1;
-  // The names in the folder at `path`, and their bytes.
+  // Returns the names in the folder at `path`, with the files' bytes.
   std::map<std::string, std::string> FilesIn(const std::string& path);
 
  private:

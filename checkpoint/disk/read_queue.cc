@@ -36,7 +36,7 @@ void ReadQueue::Begin(size_t tag, int fd, char* to, int64_t bytes,
                      static_cast<uint64_t>(offset));
   io_uring_sqe_set_data64(entry, tag);
   ++pending_;
-  // What the kernel does not take now it takes in Next.
+  // What the kernel does not take now is submitted in Next.
   (void)io_uring_submit(&ring_->ring);
 }
 

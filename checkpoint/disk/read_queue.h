@@ -1,5 +1,5 @@
-// ReadQueue: reads that the kernel does while this thread does something else,
-// by io_uring. No torch.
+// ReadQueue lets the kernel read while this thread does something else, by
+// io_uring. No torch.
 //
 // Threads: one.
 #ifndef CHECKPOINT_DISK_READ_QUEUE_H_
@@ -14,23 +14,24 @@ namespace tessera {
 class ReadQueue {
  public:
   struct Done {
-    size_t tag = 0;      // of Begin
-    int64_t result = 0;  // as FileSystem::Read's
+    size_t tag = 0;      // that of Begin
+    int64_t result = 0;  // what FileSystem::Read would return
   };
 
-  // Of `depth` reads at once, a power of two. Null: this kernel has no
-  // io_uring, or forbids it. LOCAL.
+  // Makes a queue of `depth` concurrent reads, a power of two. Returns null if
+  // this kernel has no io_uring or forbids it. LOCAL.
   static std::unique_ptr<ReadQueue> Create(unsigned depth);
-  // Waits for all that have begun.
+  // Waits for all reads that have begun.
   ~ReadQueue();
 
   bool empty() const { return pending_ == 0; }
-  // REQUIRES: fewer than `depth` have begun and not been returned. `fd` and
-  // `to` outlive it.
+  // Begins a read. REQUIRES: fewer than `depth` reads have begun and not been
+  // returned; `fd` and `to` outlive the read.
   void Begin(size_t tag, int fd, char* to, int64_t bytes, int64_t offset);
-  // Next would not wait.
+  // Returns whether Next would return without waiting.
   bool Ready();
-  // The next that is done, in any order. REQUIRES: not empty. Blocking.
+  // Returns the next read that is done, in any order. REQUIRES: not empty.
+  // Blocking.
   Done Next();
 
  private:

@@ -11,7 +11,6 @@ namespace {
 constexpr int64_t kHeldBytes = 64 << 20;
 constexpr int kThreads = 4;
 
-// Part behind part; null: only to be verified.
 }  // namespace
 
 std::vector<ReadBatch> InBatches(const proto::CheckpointManifest& manifest,

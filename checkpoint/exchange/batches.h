@@ -1,6 +1,6 @@
-// Ranges of elements of a checkpoint, read some 64 MiB at a time. Each call of
-// CheckpointReader::Read goes through all files and their pieces, so one for
-// each of many small tensors would take the product of both.
+// Reads ranges of elements of a checkpoint some 64 MiB at a time. Each call of
+// CheckpointReader::Read goes through all files and their pieces, so one call
+// for each of many small tensors would take the product of both.
 #ifndef CHECKPOINT_EXCHANGE_BATCHES_H_
 #define CHECKPOINT_EXCHANGE_BATCHES_H_
 
@@ -27,7 +27,7 @@ struct ElementRange {
 // What one call reads, in the order of the ranges.
 struct ReadBatch {
   struct Part {
-    size_t range;        // number of it
+    size_t range;        // index of the range
     int64_t begin, end;  // elements
     int64_t bytes;
   };
@@ -35,13 +35,14 @@ struct ReadBatch {
   int64_t bytes = 0;
 };
 
-// `max_bytes`: of a batch, a multiple of kBlockBytes. A range that has more is
-// cut into several batches, at whole blocks from its begin on.
+// Groups `ranges` into batches of at most `max_bytes`, a multiple of
+// kBlockBytes. A larger range is cut into several batches, at whole blocks from
+// its begin on.
 std::vector<ReadBatch> InBatches(const proto::CheckpointManifest& manifest,
                                  const std::vector<ElementRange>& ranges,
                                  int64_t max_bytes);
 
-// The bytes of a batch, part behind part. LOCAL.
+// Reads the bytes of a batch, one part after the other. LOCAL.
 absl::Status ReadOne(const ReadBatch& batch,
                      const std::vector<ElementRange>& ranges,
                      CheckpointReader* reader, std::string* bytes);

@@ -42,7 +42,7 @@ constexpr char kUsage[] =
     "  reshard DIR OUT --files=N\n"
     "                the same in N files (no need to: any number of ranks\n"
     "                loads any number of files)\n";
-constexpr int kThreads = 4;  // that verify
+constexpr int kThreads = 4;  // threads that verify
 
 using Args = std::vector<std::string>;
 
@@ -106,7 +106,7 @@ absl::Status List(const std::string& dir, std::ostream* out) {
       *out << Printable(folder) << ": " << Summary(reader->manifest()) << "\n";
       continue;
     }
-    // It begins with the path.
+    // The message begins with the path.
     *out << Printable(reader.status().message()) << "\n";
     ++damaged;
   }
@@ -182,7 +182,7 @@ absl::Status Verify(const std::string& dir, std::ostream* out,
 
 // ---- export, import, reshard ----
 
-// "--name=value" of args[3] on.
+// Parses "--name=value" of args[3] on.
 absl::StatusOr<std::map<std::string, std::string>> FlagsOf(
     const Args& args, const std::vector<std::string>& known) {
   std::map<std::string, std::string> flags;
@@ -225,7 +225,7 @@ absl::Status Export(const Args& args, std::ostream* err) {
                            FileSystem::Real());
 }
 
-// What is made of other files does not take the place of a checkpoint.
+// Returns an error if there is a checkpoint: a conversion does not replace one.
 absl::Status CheckHoldsNone(const std::string& path) {
   const absl::StatusOr<Folder> folder = Folder::Open(path, FileSystem::Real());
   if (!folder.ok() || absl::IsNotFound(ReadManifest(*folder).status())) {
@@ -237,7 +237,7 @@ absl::Status CheckHoldsNone(const std::string& path) {
       "with 'tessera checkpoint rm'"));
 }
 
-// The checkpoint, or what is left there of a save that did not end.
+// Removes the checkpoint, or what an interrupted save has left there.
 absl::Status Remove(const std::string& path) {
   FileSystem* const files = FileSystem::Real();
   const absl::Status removed = RemoveCheckpoint(path, files);

@@ -42,7 +42,7 @@ class CommandTest : public testing::Test {
     TESSERA_ASSERT_OK(SampleCheckpoint(seed).Save(
         folder_ + "/" + name, FileSystem::Real(), 2, &committed));
   }
-  // As if it had been saved so.
+  // Changes the manifest as if the checkpoint had been saved so.
   void Change(const std::string& name,
               const std::function<void(proto::CheckpointManifest*)>& change) {
     const std::string dir = folder_ + "/" + name;
@@ -93,7 +93,7 @@ TEST_F(CommandTest, ListsAndShows) {
   EXPECT_EQ(Run({"ls", folder_ + "/none"}), 1);
 }
 
-// In their list, once; and it is not all well.
+// An unreadable checkpoint is listed once, and the exit code says so, too.
 TEST_F(CommandTest, ListsWhatCannotBeReadAndSaysSo) {
   std::ofstream(folder_ + "/a/manifest") << "zeros after a power cut";
   EXPECT_EQ(Run({"ls", folder_}), 1);
@@ -129,7 +129,7 @@ TEST_F(CommandTest, Verifies) {
   EXPECT_THAT(err_, AllOf(HasSubstr("DATA_LOSS"), HasSubstr("rank-00001")));
 }
 
-// Also those between pieces.
+// Bytes between pieces are verified, too.
 TEST_F(CommandTest, VerifiesEveryByte) {
   for (const auto& entry : fs::directory_iterator(folder_ + "/b")) {
     if (entry.path().filename() == "lock") continue;
@@ -253,7 +253,7 @@ TEST_F(CommandTest, RemovesNothingElse) {
   EXPECT_FALSE(fs::exists(folder_ + "/b"));
   EXPECT_EQ(Run({"rm", folder_ + "/b"}), 1);
   EXPECT_THAT(err_, HasSubstr("NOT_FOUND"));
-  // What a save has left that did not end, and nothing of others.
+  // The command removes what an unfinished save has left, and nothing else.
   fs::create_directory(folder_ + "/b");
   EXPECT_EQ(Run({"rm", folder_ + "/b"}), 1);
   EXPECT_TRUE(fs::exists(folder_ + "/b"));

@@ -20,9 +20,9 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kHeldBytes = 32 << 20;  // of each at a time
+constexpr int64_t kHeldBytes = 32 << 20;  // of each checkpoint at a time
 
-// Label and text, in the same order for every tensor.
+// Facts are pairs of label and text, in the same order for every tensor.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
 Facts FactsOf(const proto::CheckpointStorage& storage,
@@ -41,7 +41,7 @@ Facts FactsOf(const proto::CheckpointStorage& storage,
   };
 }
 
-// "layer.weight" -> what is known of it.
+// Returns what is known of each tensor, by its name.
 std::map<std::string, Facts> TensorsOf(
     const proto::CheckpointManifest& manifest) {
   std::map<std::string, Facts> tensors;
@@ -53,7 +53,8 @@ std::map<std::string, Facts> TensorsOf(
   return tensors;
 }
 
-// "layer.weight value" -> where it is; a storage by its first tensor.
+// Returns where each state is, by "layer.weight value"; a storage has its first
+// tensor's name.
 std::map<std::string, ElementRange> StatesOf(
     const proto::CheckpointManifest& manifest) {
   std::map<std::string, ElementRange> states;
@@ -79,7 +80,8 @@ double As(const char* at) {
   return static_cast<double>(number);
 }
 
-// How a number of that dtype is read; NaN where its size is not told.
+// Returns a function that reads a number of that dtype; it returns NaN for
+// dtypes whose differences have no size in the report.
 double (*NumberOf(const std::string& dtype))(const char*) {
   if (dtype == "F32") return As<float>;
   if (dtype == "F64") return As<double>;
@@ -94,7 +96,7 @@ double (*NumberOf(const std::string& dtype))(const char*) {
   return [](const char*) { return std::nan(""); };
 }
 
-// What is known so far of a state that both have.
+// What was found so far of a state that both have.
 struct Found {
   std::string name;
   int64_t numel = 0, differing = 0;
@@ -191,7 +193,7 @@ class Diff {
           });
   }
 
-  // Of ranks that both have.
+  // Compares the own values of ranks that both have.
   absl::Status CompareOwn() {
     const int files_a = a_.manifest().files_size();
     const int files_b = b_.manifest().files_size();

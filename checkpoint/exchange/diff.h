@@ -1,5 +1,5 @@
-// What differs between two checkpoints: tensors, their layouts and steps, the
-// numbers of every state, and what ranks have of their own. No torch.
+// Finds what differs between two checkpoints: tensors, their layouts and steps,
+// the numbers of every state, and the ranks' own values. No torch.
 #ifndef CHECKPOINT_EXCHANGE_DIFF_H_
 #define CHECKPOINT_EXCHANGE_DIFF_H_
 
@@ -12,9 +12,9 @@
 
 namespace tessera {
 
-// A line on `out` for each difference, and how many there are. How a run was
-// sharded, its configuration and libtorch's version do not count. All that both
-// have is read and verified. LOCAL.
+// Writes a line to `out` for each difference and returns their number. How a
+// run was sharded, its configuration and libtorch's version are not compared.
+// All that both have is read and verified. LOCAL.
 absl::StatusOr<int> DiffCheckpoints(const std::string& dir_a,
                                     const std::string& dir_b,
                                     const RewriteProgress& progress,

@@ -1,4 +1,4 @@
-// ImportSafetensors of checkpoint/exchange/rewrite.h.
+// Implements ImportSafetensors of checkpoint/exchange/rewrite.h.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -17,15 +17,15 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kHeldBytes = 16 << 20;  // at a time, if a row is not more
+constexpr int64_t kHeldBytes = 16 << 20;  // at a time, unless a row is larger
 
-// A tensor of theirs that becomes a storage.
+// One of their tensors that becomes a storage.
 struct Source {
   const SafetensorsTensor* tensor = nullptr;
   bool transposed = false;
   bool complex = false;
   std::string dtype;  // of the numbers
-  int64_t numel = 0;  // of them
+  int64_t numel = 0;  // the count of numbers
   int64_t item_bytes = 0;
 };
 
@@ -46,7 +46,7 @@ class Import {
 
  private:
   absl::Status Plan() {
-    std::map<std::string, const SafetensorsTensor*> by_name;  // ours
+    std::map<std::string, const SafetensorsTensor*> by_name;  // by our name
     for (const SafetensorsTensor& tensor : from_.tensors()) {
       const NameMap::Name ours = names_.Ours(tensor.name);
       if (ours.name.empty()) {
@@ -136,8 +136,9 @@ class Import {
     return absl::OkStatus();
   }
 
-  // Theirs is [rows, columns], ours the columns one after the other: as many at
-  // a time as memory is for, a piece of each row.
+  // Adds a transposed matrix. Theirs is [rows, columns], ours has the columns
+  // one after the other: as many at a time as fit in memory, a piece of each
+  // row.
   absl::Status AddTransposed(const Source& source, DataFileWriter* writer) {
     const int64_t rows = source.tensor->sizes[0];
     const int64_t columns = source.tensor->sizes[1];

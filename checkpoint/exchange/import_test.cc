@@ -130,7 +130,7 @@ class ImportTest : public testing::Test {
   const std::string dir_ = absl::StrCat(testing::TempDir(), "import");
   std::vector<Sample> samples_ = {
       {"blocks.0.up.weight", "F32", {170, 130}, false, ""},
-      // Transposed in more than one turn.
+      // This one is too large to be transposed at once.
       {"blocks.1.up.weight", "F32", {2003, 3001}, false, ""},
       {"blocks.0.up.bias", "BF16", {33}, false, ""},
       {"scale", "F64", {}, false, ""},
@@ -160,7 +160,7 @@ TEST_F(ImportTest, ByOtherNamesAndTransposed) {
 
 TEST_F(ImportTest, NamesThatLeadNowhere) {
   TESSERA_ASSERT_OK(Save(dir_ + "/a"));
-  // What is called mask there would be called something else.
+  // The tensor `mask` would get another name there.
   TESSERA_ASSERT_OK(RoundTrip("mask count\ncount mask"));
   const NameMap away = *NameMap::Parse("mask elsewhere", "rules");
   const absl::Status lost = ImportSafetensors(dir_ + "/st", dir_ + "/c", away,

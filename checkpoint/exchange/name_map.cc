@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// The module of examples/gpt, as transformers' GPT2LMHeadModel has it with
+// Maps the module of examples/gpt to transformers' GPT2LMHeadModel with
 // activation_function "gelu" and tie_word_embeddings false. Its Conv1D is a
 // Linear with its weight transposed.
 constexpr char kGpt2[] = R"(
@@ -35,7 +35,8 @@ norm.bias              transformer.ln_f.bias
 head.weight            lm_head.weight
 )";
 
-// What `*` of the pattern stands for; nullopt if the name does not fit it.
+// Returns what `*` of the pattern stands for; nullopt if the name does not
+// match.
 std::optional<absl::string_view> Fit(absl::string_view pattern,
                                      absl::string_view name) {
   const size_t star = pattern.find('*');

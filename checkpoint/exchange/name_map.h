@@ -1,15 +1,16 @@
-// NameMap: what another program calls the tensors of a model, both ways. A text
-// of rules, one a line:
+// NameMap translates between our names of a model's tensors and another
+// program's. It is a text of rules, one a line:
 //
 //   # examples/gpt, as transformers' GPT2LMHeadModel
 //   token.weight           transformer.wte.weight
 //   blocks.*.qkv.weight    transformer.h.*.attn.c_attn.weight   transposed
 //   rotary.*               -
 //
-// `*` stands for one or more characters without a dot, at most once a name, and
-// for the same on both sides. `transposed`: a matrix that the other has with
-// its two dimensions exchanged. "-": the other has none. The first rule that
-// fits counts; what no rule fits has the same name there. No torch.
+// `*` stands for one or more characters without a dot, at most once in a name,
+// and for the same text on both sides. `transposed`: the other program stores
+// the matrix with its two dimensions exchanged. "-": the other program has no
+// such tensor. The first matching rule counts; a name that no rule matches is
+// the same there. No torch.
 #ifndef CHECKPOINT_EXCHANGE_NAME_MAP_H_
 #define CHECKPOINT_EXCHANGE_NAME_MAP_H_
 
@@ -28,17 +29,18 @@ class NameMap {
     bool transposed = false;
   };
 
-  // Nothing is renamed.
+  // Makes a map that renames nothing.
   NameMap() = default;
-  // InvalidArgument names `where` and the line.
+  // Parses rules. Returns InvalidArgument naming `where` and the line.
   static absl::StatusOr<NameMap> Parse(absl::string_view text,
                                        absl::string_view where);
-  // "gpt2", or the path of a file of rules. NotFound, InvalidArgument.
+  // Loads the map "gpt2", or the rules in the file of that path. Returns
+  // NotFound or InvalidArgument.
   static absl::StatusOr<NameMap> Load(const std::string& name_or_path);
 
   Name Theirs(absl::string_view ours) const;
-  // The way back: what we call a tensor of theirs, if Theirs of that is its
-  // name; "" otherwise, where no one name of ours is meant.
+  // Returns our name of a tensor of theirs, such that Theirs of it gives
+  // `theirs`; "" if there is not exactly one.
   Name Ours(absl::string_view theirs) const;
 
  private:

@@ -39,8 +39,8 @@ uint16_t ToBfloat16(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Cut off, and with its last bit set where that is not exact: rounded to fewer
-// bits it is what `value` itself is.
+// Truncates and, if that is not exact, sets the last bit: the result rounds to
+// fewer bits as `value` itself does.
 float RoundToOdd(double value) {
   const auto nearest = static_cast<float>(value);
   if (nearest == value || value != value) return nearest;
@@ -49,7 +49,7 @@ float RoundToOdd(double value) {
   return FromBits(bits | 1);
 }
 
-// What `convert` makes of each number, one every `step` bytes.
+// Appends what `convert` makes of each number, one every `step` bytes.
 template <typename Convert>
 void AppendEach(const char* from, int64_t n, int64_t step, std::string* out,
                 const Convert& convert) {

@@ -39,7 +39,7 @@ TEST(NumberCastTest, DoublesAreRoundedOnce) {
 }
 
 TEST(NumberCastTest, EveryPairOfDtypesEverySecondNumber) {
-  // 1.5, something else, -2.
+  // The numbers are 1.5, something else, and -2.
   const std::pair<const char*, std::string> froms[] = {
       {"F32", std::string("\0\0\xC0\x3F____\0\0\0\xC0", 12)},
       {"BF16", std::string("\xC0\x3F__\0\xC0", 6)},

@@ -50,7 +50,7 @@ class Reshard {
         DataFileWriter writer,
         DataFileWriter::Create(saving_.folder(), saving_.id(), rank));
     TESSERA_RETURN_IF_ERROR(AddPieces(rank, &writer));
-    // What others load of a rank's own is the program's words alone.
+    // Only the program's own text survives, since other ranks load it.
     TESSERA_ASSIGN_OR_RETURN(const auto values,
                              reader_.ValuesOf(rank % manifest_.files_size()));
     for (const auto& value : values) {

@@ -22,8 +22,8 @@ namespace {
 constexpr char kSuffix[] = ".safetensors";
 constexpr char kTemporary[] = ".tmp";
 constexpr char kIndexName[] = "model.safetensors.index.json";
-// Elements of all tensors of a storage: several times what it has, or few.
-// Strides of zero could make any number of them.
+// The most elements that all tensors of a storage may have: several times what
+// it has, or few. Strides of zero could make any number of them.
 constexpr int64_t kMostViews = 16;
 constexpr int64_t kFewElements = int64_t{1} << 24;
 
@@ -76,7 +76,8 @@ absl::Status SafetensorsExport::AddTensors(
     const int value = ValueState(storage);
     dtypes_.push_back(value < 0 ? "" : storage.states(value).dtype());
     if (value < 0) continue;
-    // Offset, sizes and strides: what has the same is one under several names.
+    // Tensors with the same offset, sizes and strides are one under several
+    // names.
     std::set<std::tuple<int64_t, std::vector<int64_t>, std::vector<int64_t>>>
         places;
     int64_t elements = 0;
@@ -152,8 +153,8 @@ absl::Status SafetensorsExport::AddTensor(
   return absl::OkStatus();
 }
 
-// In the order of the model, except that wider numbers come first in a file, so
-// that all are aligned.
+// Keeps the order of the model, except that wider numbers come first in a file,
+// so that all are aligned.
 absl::Status SafetensorsExport::Arrange() {
   const auto bytes_of = [](const Tensor& tensor) {
     return NumelOf(tensor.sizes) * DtypeBytes(tensor.dtype);
@@ -250,7 +251,7 @@ std::string SafetensorsExport::Fingerprint() const {
 
 absl::Status SafetensorsExport::Create() {
   for (size_t f = 0; f < outputs_.size(); ++f) {
-    // What an interrupted export left may be longer.
+    // The file of an interrupted export may be longer.
     TESSERA_RETURN_IF_ERROR(
         folder_.Remove(absl::StrCat(outputs_[f].name, kTemporary)));
     TESSERA_ASSIGN_OR_RETURN(File* const file, Open(f, /*make=*/true));
@@ -288,7 +289,7 @@ void SafetensorsExport::Abandon() {
     (void)folder_.Remove(absl::StrCat(output.name, kTemporary));
   }
   (void)folder_.Remove(absl::StrCat(kIndexName, kTemporary));
-  // There was none of these names, or nothing was planned.
+  // Files of these names are ours: either none existed, or nothing was planned.
   for (const std::string& name : renamed_) (void)folder_.Remove(name);
 }
 
@@ -302,7 +303,7 @@ absl::Status SafetensorsExport::Commit() {
                                               output.bytes));
     }
   }
-  // All is on the disk before the first of them has its name.
+  // All is on the disk before the first file gets its name.
   std::vector<std::string> names;
   for (const Output& output : outputs_) names.push_back(output.name);
   if (outputs_.size() > 1) {
@@ -314,7 +315,7 @@ absl::Status SafetensorsExport::Commit() {
     names.push_back(kIndexName);
   }
   for (const std::string& name : names) {
-    renamed_.push_back(name);  // also where an error says that it was not
+    renamed_.push_back(name);  // also if an error says that it was not renamed
     TESSERA_RETURN_IF_ERROR(
         folder_.Rename(absl::StrCat(name, kTemporary), name));
   }

@@ -1,7 +1,8 @@
-// SafetensorsExport: a checkpoint's values as safetensors files that Hugging
-// Face's libraries read: model.safetensors, or model-00001-of-00003.safetensors
-// and so on with model.safetensors.index.json. Where every number goes is known
-// beforehand, so all ranks write at once, each what it has, in any order.
+// SafetensorsExport writes a checkpoint's values as safetensors files that
+// Hugging Face's libraries read: model.safetensors, or
+// model-00001-of-00003.safetensors and so on with model.safetensors.index.json.
+// The place of every number is known beforehand, so all ranks write at once,
+// each what it has, in any order.
 //
 //   one process   Create()
 //   all           Write(...) of every number once, Sync()
@@ -29,51 +30,52 @@
 namespace tessera {
 
 struct SafetensorsExportOptions {
-  // Of floating-point numbers: "F32" or "BF16" (rounded to nearest, ties to
-  // even); "": as the checkpoint has them, float32 for what trains.
+  // Dtype of floating-point numbers: "F32" or "BF16" (rounded to nearest, ties
+  // to even); "": that of the checkpoint, float32 for what trains.
   std::string dtype;
   NameMap names;
   int64_t max_file_bytes = 5'000'000'000;  // a larger tensor has its own file
 };
 
-// Number of the state "value" of a storage; -1: it has none.
+// Returns the index of the state "value" of a storage; -1 if it has none.
 int ValueState(const proto::CheckpointStorage& storage);
 
 class SafetensorsExport {
  public:
-  // Where all of `head`'s tensors go, of those that are one under several names
-  // the first. `folder` is made if it is not there. The same on all ranks for
-  // the same arguments. LOCAL. InvalidArgument: two tensors of one name, a
-  // dtype that is none of these, a name that the format does not allow, a
-  // tensor far larger than its storage; Unimplemented: complex numbers, a
-  // transposition of what is no matrix; AlreadyExists: `folder` has safetensors
-  // files.
+  // Plans where all of `head`'s tensors go; a tensor with several names goes
+  // under its first one. Creates `folder` if it is not there. Gives the same
+  // plan on all ranks for the same arguments. LOCAL. Returns InvalidArgument
+  // for two tensors of one name, another dtype, a name that the format does not
+  // allow, or a tensor far larger than its storage; Unimplemented for complex
+  // numbers or a transposition of what is no matrix; AlreadyExists if `folder`
+  // has safetensors files.
   static absl::StatusOr<SafetensorsExport> Plan(
       const std::string& folder, const proto::CheckpointManifest& head,
       SafetensorsExportOptions options, FileSystem* files);
 
-  // The files and their headers. LOCAL.
+  // Creates the files and their headers. LOCAL.
   absl::Status Create();
-  // Values of numbers [begin, ...) of a storage, in the dtype that `head` says.
-  // Of several ranks that write the same they must be the same. LOCAL.
+  // Writes values [begin, ...) of a storage, in the dtype that `head` says.
+  // Ranks that write the same numbers must write the same values. LOCAL.
   absl::Status Write(int storage, int64_t begin, absl::string_view bytes);
   // Waits until all that was written is on the disk. LOCAL.
   absl::Status Sync();
-  // Gives the files their names. DataLoss: one is not as long as it is to be.
-  // LOCAL.
+  // Gives the files their names. Returns DataLoss if one is not as long as
+  // planned. LOCAL.
   absl::Status Commit();
   // Removes what Create and Commit have made, after an error. LOCAL.
   void Abandon();
 
-  // Of what goes where, in which dtype: the same where two plans are. LOCAL.
+  // Returns a text of what goes where and in which dtype; equal plans have
+  // equal texts. LOCAL.
   std::string Fingerprint() const;
-  // Of all tensors.
+  // Returns the bytes of all tensors.
   int64_t total_bytes() const { return total_bytes_; }
 
  private:
   struct Tensor {
     std::string name;
-    std::string dtype;                    // there
+    std::string dtype;                    // in the exported file
     std::vector<int64_t> sizes, strides;  // strides in numbers of the storage
     int storage = 0;
     TensorLayout layout;  // dims: without those that can be taken for one
@@ -98,9 +100,10 @@ class SafetensorsExport {
   SafetensorsExportOptions options_;
   std::vector<Tensor> tensors_;
   std::vector<Output> outputs_;
-  std::vector<std::string> renamed_;             // by Commit
-  std::vector<std::vector<size_t>> of_storage_;  // in tensors_
-  std::vector<std::string> dtypes_;              // of storages, here
+  std::vector<std::string> renamed_;  // the files that Commit has renamed
+  std::vector<std::vector<size_t>>
+      of_storage_;                   // by storage, indices in tensors_
+  std::vector<std::string> dtypes_;  // by storage, the exported dtype
   int64_t total_bytes_ = 0;
 };
 

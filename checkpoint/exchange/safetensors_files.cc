@@ -24,13 +24,14 @@ namespace {
 constexpr char kIndexName[] = "model.safetensors.index.json";
 constexpr char kFileName[] = "model.safetensors";
 constexpr char kSuffix[] = ".safetensors";
-// Of the begin and of the end of each tensor: other weights differ there, too.
+// So many bytes at the beginning and at the end of each tensor are compared:
+// other weights differ there, too.
 constexpr int64_t kSampleBytes = 2048;
 
 // The header's length and the elements are used as they lie in the file.
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
-// The JSON of a file of `file_bytes` bytes.
+// Reads the JSON of a file of `file_bytes` bytes.
 absl::StatusOr<std::string> ReadHeader(int fd, int64_t file_bytes,
                                        const std::string& path) {
   if (file_bytes < kSafetensorsLengthBytes) {
@@ -59,7 +60,7 @@ absl::StatusOr<std::string> ReadHeader(int fd, int64_t file_bytes,
   return json;
 }
 
-// The file that stands for the folder: the index, or its only file.
+// Returns the file that stands for the folder: the index, or its only file.
 absl::StatusOr<std::string> FindInFolder(const std::string& folder) {
   std::vector<std::string> found;
   std::error_code error;
@@ -91,7 +92,7 @@ bool IsPlainFileName(absl::string_view name) {
          !absl::StrContains(name, '/') && !absl::StrContains(name, '\0');
 }
 
-// By name of a tensor: its file's name.
+// Maps the name of a tensor to that of its file.
 using WeightMap = std::map<std::string, std::string>;
 absl::StatusOr<WeightMap> ReadWeightMap(const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text,

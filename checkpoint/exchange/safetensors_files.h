@@ -1,4 +1,5 @@
-// SafetensorsFiles: Hugging Face's format of named tensors, as bytes. No torch.
+// SafetensorsFiles reads Hugging Face's format of named tensors, as bytes. No
+// torch.
 //
 //   8 bytes   H, the header's length, little-endian; at most 100,000,000
 //   H bytes   JSON: {"name": {"dtype": "F32", "shape": [2, 3],
@@ -10,8 +11,8 @@
 // A model is one file, or a folder of several with an index
 // (model.safetensors.index.json: {"weight_map": {"name": "file"}}).
 //
-// Everything that a header says is checked when it is opened. Files are read by
-// pread, in pieces, never mapped: one that is cut off later is an error and no
+// Open checks everything that a header says. Files are read by pread, in
+// pieces, never mapped: a file that is truncated later causes an error and no
 // signal.
 #ifndef CHECKPOINT_EXCHANGE_SAFETENSORS_FILES_H_
 #define CHECKPOINT_EXCHANGE_SAFETENSORS_FILES_H_
@@ -35,11 +36,10 @@ namespace tessera {
 // Threads: const methods may be called from any thread.
 class SafetensorsFiles {
  public:
-  // `path`: a file, an index (its name ends in .json), or a folder: its
-  // model.safetensors.index.json, else its model.safetensors, else the one file
-  // that ends in .safetensors. LOCAL. Reads headers only, O(tensors log
-  // tensors).
-  // Errors name file, tensor and what was expected: NotFound,
+  // Opens `path`: a file, an index (its name ends in .json), or a folder: its
+  // model.safetensors.index.json, else its model.safetensors, else the only
+  // file that ends in .safetensors. LOCAL. Reads headers only, in O(tensors log
+  // tensors). Errors name file, tensor and what was expected: NotFound,
   // PermissionDenied, ..., DataLoss (no safetensors, truncated, a header that
   // contradicts itself or the index).
   static absl::StatusOr<std::unique_ptr<SafetensorsFiles>> Open(
@@ -48,37 +48,39 @@ class SafetensorsFiles {
   SafetensorsFiles(const SafetensorsFiles&) = delete;
   SafetensorsFiles& operator=(const SafetensorsFiles&) = delete;
 
-  // As it was opened.
+  // Returns the path that Open was given.
   const std::string& path() const { return path_; }
-  // Sorted by name.
+  // Returns the tensors, sorted by name.
   const std::vector<SafetensorsTensor>& tensors() const { return tensors_; }
-  // Null if there is none of that name.
+  // Returns null if there is no tensor of that name.
   const SafetensorsTensor* Find(absl::string_view name) const;
-  // "folder/model-00002-of-00003.safetensors: tensor 'a.b'", for messages.
+  // Returns "folder/model-00002-of-00003.safetensors: tensor 'a.b'", for
+  // messages.
   std::string Describe(const SafetensorsTensor& tensor) const;
-  // Of all files, in the order of the headers.
+  // Returns the metadata of all files, in the order of the headers.
   const std::vector<std::pair<std::string, std::string>>& metadata() const {
     return metadata_;
   }
 
-  // Bytes of a tensor, from its byte `begin` on. DataLoss: the file was cut off
-  // since. LOCAL. REQUIRES: they lie within the tensor.
+  // Reads `bytes` bytes of a tensor, from its byte `begin` on. Returns DataLoss
+  // if the file was truncated since. LOCAL. REQUIRES: they lie within the
+  // tensor.
   absl::Status ReadBytes(const SafetensorsTensor& tensor, int64_t begin,
                          char* to, int64_t bytes) const;
 
-  // A line that is the same where the files are, as far as that shows without
+  // Returns a line that is equal for equal files, as far as that shows without
   // reading all of them: sizes, headers, and the ends of each tensor. LOCAL.
   absl::StatusOr<std::string> Fingerprint() const;
-  // Aborted: a file was written to since it was opened, so that what was read
-  // may be of two. One that another took the place of is still the one that was
-  // opened. LOCAL.
+  // Returns Aborted if a file was written to since it was opened, so that what
+  // was read may be of two versions. Replacing a file does not matter: this
+  // still reads the one that it opened. LOCAL.
   absl::Status CheckUnchanged() const;
 
  private:
   struct File {
     std::string path;
     int fd;
-    struct stat opened;       // before anything was read
+    struct stat opened;       // from before anything was read
     uint32_t header_crc = 0;  // CRC32C
   };
   explicit SafetensorsFiles(std::string path) : path_(std::move(path)) {}
@@ -89,7 +91,7 @@ class SafetensorsFiles {
   const std::string path_;
   std::vector<File> files_;
   std::vector<SafetensorsTensor> tensors_;
-  absl::flat_hash_map<std::string, size_t> places_;  // in tensors_
+  absl::flat_hash_map<std::string, size_t> places_;  // indices in tensors_
   std::vector<std::pair<std::string, std::string>> metadata_;
 };
 

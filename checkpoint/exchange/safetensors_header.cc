@@ -18,10 +18,10 @@ namespace {
 
 constexpr char kMetadata[] = "__metadata__";
 constexpr size_t kHeaderAlign = 8;  // as the format's own writer does
-// {"name": {"shape": [2]}}, and something to spare for keys of later versions.
+// {"name": {"shape": [2]}} needs 3; the rest is for keys of later versions.
 constexpr int kMaxDepth = 8;
 
-// More of them than checkpoints have.
+// Returns the size of more dtypes than checkpoints have.
 int64_t BytesOf(absl::string_view dtype) {
   for (absl::string_view one : {"F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}) {
     if (dtype == one) return 1;
@@ -29,7 +29,7 @@ int64_t BytesOf(absl::string_view dtype) {
   return dtype == "C64" ? 8 : DtypeBytes(dtype);
 }
 
-// 12, and neither -12 nor 1.2e1.
+// Accepts 12, but neither -12 nor 1.2e1.
 std::optional<int64_t> CountOf(const JsonValue& value) {
   if (value.kind != JsonKind::kNumber ||
       !std::all_of(value.text.begin(), value.text.end(),
@@ -39,7 +39,7 @@ std::optional<int64_t> CountOf(const JsonValue& value) {
   return value.AsInt64();
 }
 
-// One member of the header.
+// Reads one member of the header.
 class TensorReader {
  public:
   TensorReader(const JsonMember& member, int64_t data_bytes,
@@ -118,11 +118,12 @@ class TensorReader {
           data_bytes_, " bytes of elements, got [",
           absl::StrJoin(offsets, ", "), "]; is the file truncated?"));
     }
-    tensor->offset = offsets[0];  // from where elements begin; see below
+    tensor->offset =
+        offsets[0];  // counted from where the elements begin; see below
     tensor->bytes = offsets[1] - offsets[0];
     return absl::OkStatus();
   }
-  // Of a dtype that we do not know we know no size.
+  // The size of a dtype that we do not know cannot be checked.
   absl::Status CheckBytes(const SafetensorsTensor& tensor) const {
     const int64_t item = tensor.item_bytes;
     if (item == 0) return absl::OkStatus();
@@ -160,7 +161,8 @@ absl::Status ReadMetadata(const JsonValue& value, const std::string& path,
   return absl::OkStatus();
 }
 
-// Each tensor begins where the one before it ends. REQUIRES: sorted.
+// Checks that each tensor begins where the one before it ends. REQUIRES:
+// sorted.
 absl::Status CheckCovered(const std::vector<SafetensorsTensor>& tensors,
                           int64_t data_bytes, const std::string& path) {
   int64_t end = 0;

@@ -1,9 +1,9 @@
-// How a range of a storage finds its places. A tensor is sizes and strides over
-// its storage; its file has it in row-major order. Dims are walked in that
-// order, each only as far as the range reaches, so the innermost gives runs:
-// numbers that follow each other in the file, and lie a stride apart in memory.
-// A row-major tensor is one run; of a transposed matrix there is one for each
-// row of the file.
+// A range of a storage finds its places in the file as follows. A tensor is
+// sizes and strides over its storage; its file has it in row-major order. Dims
+// are walked in that order, each only as far as the range reaches, so the
+// innermost gives runs: numbers that are adjacent in the file and a stride
+// apart in memory. A row-major tensor is one run; a transposed matrix has one
+// for each row of the file.
 #include "checkpoint/exchange/tensor_runs.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr size_t kBufferBytes = 4 << 20;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The runs of one tensor in a range of its storage, gathered into writes.
+// Gathers the runs of one tensor in a range of its storage into writes.
 class Runs {
  public:
   Runs(const TensorLayout& tensor, const NumberCast& cast, int64_t begin,
@@ -37,8 +37,8 @@ class Runs {
   }
 
  private:
-  // Dim `d` and those after it, from number `base` of the storage on, which is
-  // element `out` of the file's.
+  // Walks dim `d` and those after it, from number `base` of the storage on,
+  // which is element `out` in the file.
   absl::Status Walk(size_t d, int64_t base, int64_t out) {
     const TensorLayout::Dim& dim = tensor_.dims[d];
     int64_t inner = 1, reach = 0;  // elements, and numbers, of what follows

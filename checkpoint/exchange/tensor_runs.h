@@ -1,5 +1,5 @@
-// WriteRuns: numbers of a storage, to where a tensor of it lies in a file. No
-// torch.
+// WriteRuns writes numbers of a storage to where a tensor of it lies in a file.
+// No torch.
 #ifndef CHECKPOINT_EXCHANGE_TENSOR_RUNS_H_
 #define CHECKPOINT_EXCHANGE_TENSOR_RUNS_H_
 
@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// Of a tensor that has elements.
+// The layout of a tensor that has elements.
 struct TensorLayout {
   struct Dim {
     int64_t size, stride;  // in numbers of the storage
@@ -23,8 +23,8 @@ struct TensorLayout {
   int64_t at = 0;         // bytes, in the file
 };
 
-// Those of the numbers [begin, ...) of the storage, in `bytes`, that the tensor
-// has. LOCAL.
+// Writes those of the storage's numbers [begin, ...), which are in `bytes`,
+// that belong to the tensor. LOCAL.
 absl::Status WriteRuns(const TensorLayout& tensor, const NumberCast& cast,
                        int64_t begin, absl::string_view bytes,
                        const File& file);

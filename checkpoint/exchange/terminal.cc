@@ -16,7 +16,7 @@ std::string Printable(absl::string_view text, absl::string_view keep) {
   while (!text.empty()) {
     const auto first = static_cast<unsigned char>(text[0]);
     const auto length = static_cast<size_t>(Utf8Length(text));
-    // Those of one byte, and U+0080 to U+009F.
+    // Control characters are those of one byte, and U+0080 to U+009F.
     const bool controls = first < 0x20 || first == 0x7F ||
                           (length == 2 && first == 0xC2 &&
                            static_cast<unsigned char>(text[1]) < 0xA0);

@@ -1,4 +1,4 @@
-// What `tessera checkpoint` writes to a terminal.
+// Formats what `tessera checkpoint` writes to a terminal.
 #ifndef CHECKPOINT_EXCHANGE_TERMINAL_H_
 #define CHECKPOINT_EXCHANGE_TERMINAL_H_
 
@@ -12,15 +12,15 @@
 
 namespace tessera {
 
-// "12.0 MiB"
+// Returns "12.0 MiB".
 std::string SizeText(int64_t bytes);
 
-// Text of a file, or a name, as it is, except that what a terminal would obey
-// is told by numbers ("\x1b"): control characters (except those of `keep`), and
-// bytes that are not UTF-8.
+// Returns text of a file, or a name, unchanged except that what a terminal
+// would obey becomes a number ("\x1b"): control characters (except those of
+// `keep`), and bytes that are not UTF-8.
 std::string Printable(absl::string_view text, absl::string_view keep = "");
 
-// "12.0 MiB of 96.0 MiB" in one line, at most once a second.
+// Shows "12.0 MiB of 96.0 MiB" in one line, at most once a second.
 class ProgressLine {
  public:
   explicit ProgressLine(std::ostream* err, Clock now = MonotonicNow)

@@ -27,7 +27,7 @@ uint64_t RandomId() {
   return uint64_t{random()} << 32 | random();
 }
 
-// Removes the files of all saves but `kept`, as many as it can.
+// Removes the files of all saves except `kept`, as many as it can.
 absl::Status Sweep(const Folder& folder, std::optional<uint64_t> kept) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                            folder.Names());
@@ -40,7 +40,7 @@ absl::Status Sweep(const Folder& folder, std::optional<uint64_t> kept) {
   return failed;
 }
 
-// A folder whose "manifest" is a checkpoint's, whatever is left of it.
+// Returns whether the folder's "manifest" is a checkpoint's, even if damaged.
 bool IsOurs(const Folder& folder) {
   if (StepInPath(folder.path()).has_value()) return true;
   const absl::StatusOr<std::vector<std::string>> names = folder.Names();
@@ -50,14 +50,15 @@ bool IsOurs(const Folder& folder) {
          });
 }
 
-// Of what has a manifest's name and is none.
+// Returns the error for something that has a manifest's name and is none.
 absl::Status NoManifest(const Folder& folder, const absl::Status& why) {
   if (!IsOurs(folder)) return why;
   return absl::DataLossError(absl::StrCat(
       why.message(), ", so the checkpoint that it was of is lost"));
 }
 
-// For who gives the folder of a run's checkpoints: where the newest one is.
+// Says where the newest checkpoint is, for users who name the folder of a run's
+// checkpoints.
 std::string NewestOf(const Folder& folder) {
   constexpr int64_t kMaxNameBytes = 256;
   const absl::StatusOr<File> file = folder.OpenFile(kLatestName);
@@ -99,7 +100,7 @@ absl::StatusOr<proto::CheckpointManifest> ReadManifest(const Folder& folder) {
 
 namespace {
 
-// The lock of `folder`, until the file is closed.
+// Takes the lock of `folder`, which lasts until the file is closed.
 absl::StatusOr<File> Lock(const Folder& folder) {
   absl::StatusOr<File> lock = folder.OpenOrCreateFile(kLockName);
   if (absl::IsFailedPrecondition(lock.status()) && IsOurs(folder)) {
@@ -121,8 +122,8 @@ absl::StatusOr<File> Lock(const Folder& folder) {
 
 }  // namespace
 
-// A run must come past a step whose name something else has: a file, or a link
-// to nothing.
+// Opens and locks the folder. A run must get past a step whose name is taken by
+// something else: a file, or a link to nothing.
 absl::StatusOr<Saving> Saving::Locked(const std::string& path,
                                       FileSystem* files) {
   const bool made = absl::IsNotFound(Folder::Open(path, files).status());
@@ -151,7 +152,8 @@ absl::StatusOr<Saving> Saving::Begin(const std::string& path,
   TESSERA_ASSIGN_OR_RETURN(Saving saving, Locked(path, files));
   const Folder& folder = saving.folder_;
   // Nothing is swept where the manifest cannot be read: its files may be all
-  // that is left of a checkpoint. What is no manifest at all is not replaced.
+  // that is left of a checkpoint. Something that is no manifest at all is not
+  // replaced.
   const absl::StatusOr<proto::CheckpointManifest> there = ReadManifest(folder);
   if (absl::IsFailedPrecondition(there.status())) {
     return Annotate(there.status(), "nothing is saved over it");
@@ -209,7 +211,7 @@ absl::Status Saving::CheckFiles(
 
 namespace {
 
-// The manifest of save `id`, on the disk under its temporary name.
+// Writes the manifest of save `id` to the disk under its temporary name.
 absl::Status WriteTemporary(const Folder& folder, uint64_t id,
                             const std::string& bytes) {
   {
@@ -228,7 +230,7 @@ absl::Status Saving::Commit(const proto::CheckpointManifest& manifest,
   *committed = false;
   TESSERA_RETURN_IF_ERROR(CheckFiles(manifest));
   TESSERA_ASSIGN_OR_RETURN(const std::string bytes, EncodeManifest(manifest));
-  // What no reader would take must not replace what one does.
+  // A manifest that no reader accepts must not replace one that readers accept.
   const absl::Status readable = DecodeManifest(bytes, folder_.path()).status();
   if (!readable.ok()) {
     return absl::InvalidArgumentError(
@@ -254,7 +256,7 @@ absl::Status Saving::Commit(const proto::CheckpointManifest& manifest,
   return absl::OkStatus();
 }
 
-// The folder certainly holds no checkpoint of this save.
+// Returns whether the folder certainly holds no checkpoint of this save.
 bool Saving::OldIsThere() const {
   const absl::StatusOr<proto::CheckpointManifest> there = ReadManifest(folder_);
   return there.ok() ? there->id() != id_ : absl::IsNotFound(there.status());
@@ -263,7 +265,7 @@ bool Saving::OldIsThere() const {
 void Saving::Abandon() {
   const absl::StatusOr<proto::CheckpointManifest> there = ReadManifest(folder_);
   if (there.ok() && there->id() == id_) {
-    // Without it the rest is rubbish.
+    // Without the manifest the other files mean nothing.
     if (!folder_.Remove(kManifestName).ok() || !folder_.Sync().ok()) return;
   }
   const absl::StatusOr<std::vector<std::string>> names = folder_.Names();
@@ -276,7 +278,7 @@ void Saving::Abandon() {
       empty &= name == kLockName;
     }
   }
-  // While it is locked. Other ranks' files of this save may come yet.
+  // It is locked meanwhile. Other ranks' files of this save may still come.
   if (!made_ || !empty || !folder_.Remove(kLockName).ok()) return;
   (void)Uninterrupted(
       [&] { return folder_.files()->RemoveFolder(AT_FDCWD, folder_.path()); });
@@ -305,8 +307,8 @@ absl::Status RemoveCheckpoint(const std::string& path, FileSystem* files) {
   }
   {
     TESSERA_ASSIGN_OR_RETURN(const File lock, Lock(folder));
-    // The manifest first: without it the rest is rubbish, and not a checkpoint
-    // that lacks files.
+    // The manifest goes first: without it the other files mean nothing, and are
+    // not a checkpoint that lacks files.
     TESSERA_RETURN_IF_ERROR(folder.Clear(kManifestName));
     TESSERA_RETURN_IF_ERROR(folder.Sync());
     TESSERA_RETURN_IF_ERROR(Sweep(folder, std::nullopt));

@@ -35,7 +35,7 @@ constexpr int kRanks = 2;
 
 class CheckpointFolderTest : public testing::Test {
  protected:
-  // A disk with the old checkpoint on it, for good.
+  // Returns a disk that has the old checkpoint on it, synced.
   std::unique_ptr<MemoryDisk> WithOld() {
     auto disk = std::make_unique<MemoryDisk>();
     TESSERA_EXPECT_OK(Save(old_, disk.get()));
@@ -44,7 +44,7 @@ class CheckpointFolderTest : public testing::Test {
   absl::Status Save(const SampleCheckpoint& sample, MemoryDisk* disk) {
     return sample.Save(kPath, disk, kRanks, &committed_);
   }
-  // Which of the two is there, whole: "old", "new" or why neither.
+  // Returns which of the two is there, whole: "old", "new", or why neither is.
   std::string Found(MemoryDisk* disk) {
     const absl::Status old = old_.Compare(kPath, disk, 1);
     const absl::Status now = new_.Compare(kPath, disk, 1);
@@ -52,8 +52,8 @@ class CheckpointFolderTest : public testing::Test {
     return now.ok() ? "new"
                     : absl::StrCat(old.ToString(), "; ", now.ToString());
   }
-  // What is there after a save that ended so. What could not be cleaned up may
-  // be left to the next.
+  // Checks what is there after a save that ended with `status`. The next save
+  // may have to clean up.
   void ExpectFound(MemoryDisk* disk, const absl::Status& status, int64_t call) {
     const std::string found = Found(disk);
     if (status.ok() || !committed_) {
@@ -104,7 +104,7 @@ TEST_F(CheckpointFolderTest, EachCallRefused) {
   }
 }
 
-// And all that come after, as on a disk that is full or gone.
+// All later calls fail, too, as on a disk that is full or gone.
 TEST_F(CheckpointFolderTest, EachCallRefusedForGood) {
   const int64_t calls = CallsOfSave();
   for (int64_t k = 0; k < calls; ++k) {
@@ -121,7 +121,7 @@ TEST_F(CheckpointFolderTest, EachCallRefusedForGood) {
   }
 }
 
-// What a signal interrupts is done again, and what was written in part goes on.
+// An interrupted call is made again, and a partial write goes on.
 TEST_F(CheckpointFolderTest, EachCallInterruptedOrCutShort) {
   const int64_t calls = CallsOfSave();
   for (int64_t k = 0; k < calls; ++k) {
@@ -189,7 +189,7 @@ TEST_F(CheckpointFolderTest, KilledOrWithoutPowerAtEachCall) {
   EXPECT_GT(news, 12);
 }
 
-// As over NFS: the answer to a rename is lost.
+// The answer to a rename is lost, as can happen over NFS.
 TEST_F(CheckpointFolderTest, ARenameThatIsDoneAndReportedAsFailed) {
   auto disk = WithOld();
   bool done = false;
@@ -210,7 +210,7 @@ TEST_F(CheckpointFolderTest, ARenameThatIsDoneAndReportedAsFailed) {
   ExpectCleanAfterNext(disk.get());
 }
 
-// At each of a writer's calls a reader finds one of the two, or is told.
+// At each of a writer's calls a reader finds one of the two or gets an error.
 TEST_F(CheckpointFolderTest, AReaderBesideAWriter) {
   const int64_t calls = CallsOfSave();
   int replaced = 0;
@@ -251,7 +251,8 @@ TEST_F(CheckpointFolderTest, AManifestThatIsNoneIsNotReplaced) {
   EXPECT_EQ(disk.FilesIn(kPath).at(kManifestName), "mine");
 }
 
-// How a file of a checkpoint can be damaged: a power cut, a flip, a hand.
+// Damage is a way to damage a file of a checkpoint: a power cut, a flip, a
+// hand.
 struct Damage {
   std::string name;
   std::function<void(MemoryDisk*, const std::string& path)> make;
@@ -313,8 +314,9 @@ std::vector<Damage> Damages() {
   return damages;
 }
 
-// In a folder of a run's step, whatever the damage and whichever the file: what
-// is there is not whole, the next save takes its place, and it can be removed.
+// Whatever the damage and whichever the file, in the folder of a run's step:
+// the checkpoint there is not whole, the next save takes its place, and it can
+// be removed.
 TEST_F(CheckpointFolderTest, EachDamageOfEachFileOfAStepMakesWay) {
   const std::string path = "/run/step-00000002";
   for (const Damage& damage : Damages()) {

@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-// Of one task: small enough for several threads to share a piece.
+// A task has so many bytes: few enough for several threads to share a piece.
 constexpr int64_t kTaskBytes = 8 << 20;
 constexpr int kMaxOpenFiles = 128;
 constexpr int kMostTurns = 16;
@@ -28,7 +28,7 @@ bool Before(const WantedElements& a, const WantedElements& b) {
          std::tie(b.storage, b.state, b.begin);
 }
 
-// Whether a file has pieces of a storage that is wanted.
+// Returns whether a file has pieces of a storage that is wanted.
 bool Overlap(const proto::CheckpointFile& file,
              absl::Span<const WantedElements> sorted) {
   int64_t at = 0;
@@ -59,7 +59,7 @@ absl::StatusOr<CheckpointReader> CheckpointReader::Open(const std::string& path,
   if (absl::IsNotFound(folder.status())) {
     return absl::NotFoundError(absl::StrCat(path, ": no such checkpoint"));
   }
-  // Of a run: a damaged step, not another thing.
+  // In a run's folder this is a damaged step and nothing else.
   if (absl::IsFailedPrecondition(folder.status()) &&
       StepInPath(path).has_value()) {
     return absl::DataLossError(folder.status().message());
@@ -109,7 +109,7 @@ absl::StatusOr<DataFileReader> CheckpointReader::OpenFile(int rank) const {
         absl::StrCat(reader.status().message(), ": a part of the checkpoint"));
   }
   if (!absl::IsNotFound(reader.status())) return reader;
-  // Gone since the manifest was read, or lost.
+  // The file is gone since the manifest was read, or lost.
   const auto now = ReadManifest(*folder_);
   if (absl::IsNotFound(now.status())) {
     return absl::NotFoundError(
@@ -218,7 +218,7 @@ absl::Status CheckpointReader::PlanFile(int rank,
     WantedElements key;
     key.storage = piece.storage();
     key.state = piece.state();
-    // From the first that is wanted of this state: they may overlap.
+    // Starts at the first that is wanted of this state: they may overlap.
     for (auto it = std::lower_bound(sorted.begin(), sorted.end(), key, Before);
          it != sorted.end() && it->storage == key.storage &&
          it->state == key.state && it->begin < piece.end();
@@ -231,7 +231,7 @@ absl::Status CheckpointReader::PlanFile(int rank,
       char* to =
           it->to == nullptr ? nullptr : it->to + (begin - it->begin) * size;
       for (int64_t at = (begin - piece.begin()) * size; at < last;) {
-        // Cut where blocks end: none is read twice.
+        // Ranges are cut where blocks end, so that none is read twice.
         const int64_t cut = (at / kTaskBytes + 1) * kTaskBytes;
         const int64_t stop = std::min(cut, last);
         tasks->push_back({source, &piece, at, stop, to});
@@ -268,7 +268,8 @@ absl::Status CheckpointReader::CheckCovered(
   return absl::OkStatus();
 }
 
-// What one thread does. Memory that cannot be had is an error as any other.
+// Does the work of one thread. Failing to get memory is an error like any
+// other.
 absl::Status CheckpointReader::RunSome(const std::vector<Task>& tasks,
                                        std::atomic<size_t>* next,
                                        int64_t* read) const try {
@@ -314,7 +315,7 @@ absl::Status CheckpointReader::Run(std::vector<Task> tasks, int num_threads) {
   const auto work = [&] {
     int64_t read = 0;
     const absl::Status status = RunSome(tasks, &next, &read);
-    if (!status.ok()) next = tasks.size();  // for all
+    if (!status.ok()) next = tasks.size();  // stops all threads
     absl::MutexLock lock(&mutex);
     if (failed.ok()) failed = status;
     bytes_read_ += read;
@@ -323,7 +324,7 @@ absl::Status CheckpointReader::Run(std::vector<Task> tasks, int num_threads) {
   threads.reserve(static_cast<size_t>(std::max(num_threads, 1)));
   for (int i = 1; i < num_threads && i < static_cast<int>(tasks.size()); ++i) {
     auto thread = StartThread("tessera-read", work);
-    if (!thread.ok()) break;  // with fewer then
+    if (!thread.ok()) break;  // go on with fewer threads
     threads.push_back(*std::move(thread));
   }
   work();
@@ -377,7 +378,7 @@ absl::Status CheckpointReader::Verify(
   return absl::OkStatus();
 }
 
-// What lies between a file's pieces has no checksums, and none in need of them.
+// What lies between a file's pieces has no checksums, and needs none.
 absl::Status CheckpointReader::CheckGaps(int rank) {
   const Source& source = *sources_.at(rank);
   TESSERA_ASSIGN_OR_RETURN(const auto file, FileOf(source));

@@ -1,7 +1,7 @@
-// CheckpointReader: any ranges of elements of a checkpoint, whoever wrote them.
-// Each byte that is wanted is read once, in the order in which the files hold
-// it, by several threads (checkpoint/format/piece_reads.h), and verified before
-// it counts. No torch.
+// CheckpointReader reads any ranges of elements of a checkpoint, whichever rank
+// wrote them. Each wanted byte is read once, in the order of the files, by
+// several threads (checkpoint/format/piece_reads.h), and verified before it
+// counts. No torch.
 //
 // Threads: one.
 #ifndef CHECKPOINT_FORMAT_CHECKPOINT_READER_H_
@@ -27,8 +27,8 @@
 
 namespace tessera {
 
-// Elements [begin, end) of a state of a storage, to lie at `to`, in the dtype
-// of the manifest; with null only to be verified.
+// Elements [begin, end) of a state of a storage, to be read to `to` in the
+// dtype of the manifest. If `to` is null they are only verified.
 struct WantedElements {
   int storage = 0;
   int state = 0;
@@ -39,20 +39,21 @@ struct WantedElements {
 
 class CheckpointReader {
  public:
-  // Reads the manifest. A file that is opened later, and is gone since another
-  // save took this checkpoint's place, is an error; nothing of two checkpoints
-  // is ever mixed. LOCAL. NotFound, DataLoss, FailedPrecondition.
+  // Reads the manifest. A data file that is opened later and is gone, since
+  // another save has replaced this checkpoint, is an error; two checkpoints are
+  // never mixed. LOCAL. Returns NotFound, DataLoss or FailedPrecondition.
   static absl::StatusOr<CheckpointReader> Open(const std::string& path,
                                                FileSystem* files);
 
-  // The same, with all data files open (of a hundred at most): a save that
-  // takes its place, or its removal, does not disturb who reads it then. Opens
-  // the next one where that happens meanwhile, a few times. LOCAL.
+  // Opens a checkpoint with all its data files (if there are at most a
+  // hundred): replacing or removing it then does not disturb the reader. If it
+  // is replaced while this opens files, this opens the next one, a few times.
+  // LOCAL.
   static absl::StatusOr<CheckpointReader> OpenToStay(const std::string& path,
                                                      FileSystem* files);
 
-  // The same of a manifest whose bytes are here, while the folder may lack it,
-  // and is made if it is not there. LOCAL.
+  // Opens a checkpoint by the given bytes of its manifest. The folder may lack
+  // the manifest, and is created if it is not there. LOCAL.
   static absl::StatusOr<CheckpointReader> WithManifest(
       const std::string& path, absl::string_view manifest, FileSystem* files);
 
@@ -60,40 +61,44 @@ class CheckpointReader {
   const std::string& path() const { return folder_->path(); }
   const Folder& folder() const { return *folder_; }
 
-  // The ranks whose data files may have some of `wanted`, by the manifest
-  // alone, ascending. LOCAL.
+  // Returns the ranks whose data files may have some of `wanted`, by the
+  // manifest alone, ascending. LOCAL.
   std::vector<int> MayHave(absl::Span<const WantedElements> wanted) const;
-  // Those that have some. LOCAL; reads indices that are not known yet.
+  // Returns the ranks whose data files have some of `wanted`. LOCAL; reads
+  // indices that are not known yet.
   absl::StatusOr<std::vector<int>> FilesOf(
       absl::Span<const WantedElements> wanted);
-  // The index of a data file, as bytes; and the other way, for one that is not
-  // in this folder. DataLoss. LOCAL.
+  // IndexBytes returns the index of a data file, as bytes; KnowIndex takes that
+  // of a file that is not in this folder. DataLoss. LOCAL.
   absl::StatusOr<std::string> IndexBytes(int rank) const;
   absl::Status KnowIndex(int rank, absl::string_view bytes);
 
-  // Fills all that is wanted; after an error some of it is. DataLoss names the
-  // file and the tensor: damaged, or elements that no file has. LOCAL.
+  // Fills all that is wanted; after an error some of it is filled. DataLoss
+  // names the file and the tensor: damaged, or elements that no file has.
+  // LOCAL.
   absl::Status Read(absl::Span<const WantedElements> wanted, int num_threads);
-  // The values that the writing rank `rank` alone has put in. LOCAL.
+  // Returns the values that the writing rank `rank` has stored for itself.
+  // LOCAL.
   absl::StatusOr<std::vector<proto::CheckpointValue>> ValuesOf(int rank);
-  // Reads and checks all there is, each element once and none missing, and
-  // zeros between them. `progress` is called with bytes done and in all, about
+  // Reads and checks everything: each element is there exactly once, and the
+  // gaps are zeros. `progress` is called with bytes done and in all, about
   // every GiB. LOCAL.
   absl::Status Verify(
       int num_threads,
       const std::function<void(int64_t, int64_t)>& progress = nullptr);
 
-  // From the first time that something of it is read. False where it has so
-  // many files that a process might not have as many.
+  // Returns whether files stay open from their first use on. False if the
+  // checkpoint has so many files that a process may not be able to open them
+  // all.
   bool keeps_files_open() const;
-  // Bytes read from data files, indices included.
+  // Returns the bytes read from data files, indices included.
   int64_t bytes_read() const { return bytes_read_; }
 
  private:
   struct Source {
     int rank = 0;
     proto::CheckpointIndex index;
-    // Null: files are not kept open.
+    // Null if files are not kept open.
     std::shared_ptr<const DataFileReader> file;
   };
   // What a thread takes at once.
@@ -103,7 +108,7 @@ class CheckpointReader {
     int64_t begin, end;  // bytes, of the piece
     char* to;            // null: only to be checked
   };
-  // What is covered of what is wanted.
+  // A part of what is wanted that some file has.
   struct Cover {
     size_t wanted;
     int64_t begin, end;  // elements

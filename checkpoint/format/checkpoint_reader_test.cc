@@ -1,5 +1,5 @@
-// What is read of a checkpoint: any ranges, each byte once, none that is
-// damaged.
+// Tests what is read of a checkpoint: any ranges, each byte once, and no
+// damaged byte.
 #include "checkpoint/format/checkpoint_reader.h"
 
 #include <errno.h>
@@ -58,7 +58,7 @@ class CheckpointReaderTest : public testing::Test {
     disk_.Write(fd, bytes.data(), static_cast<int64_t>(bytes.size()), 0);
     disk_.Close(fd);
   }
-  // What is told of a checkpoint that is opened and verified.
+  // Returns what is reported when a checkpoint is opened and verified.
   std::string Verify() {
     absl::StatusOr<CheckpointReader> reader =
         CheckpointReader::Open(kPath, &disk_);
@@ -77,7 +77,7 @@ class CheckpointReaderTest : public testing::Test {
         << told;
     EXPECT_TRUE(begin <= at && at < end) << at << ": " << told;
   }
-  // What a message names where byte `at` of a data file is damaged.
+  // Returns what a message names if byte `at` of a data file is damaged.
   std::string WhatLiesAt(const proto::CheckpointManifest& manifest,
                          const std::string& name, size_t at) {
     const int rank = name.back() - '0';
@@ -162,7 +162,7 @@ TEST_F(CheckpointReaderTest, EveryFlippedByteIsNamed) {
   TESSERA_EXPECT_OK(Open().Verify(1));
 }
 
-// Bytes of a file of every length that it may have been cut off to.
+// Each file is cut off to every possible length.
 TEST_F(CheckpointReaderTest, EveryTruncatedFileIsNamed) {
   sample_ = SampleCheckpoint(3);
   Save(2);
@@ -191,7 +191,7 @@ TEST_F(CheckpointReaderTest, FilesOfOtherRanksOrOfOtherCheckpoints) {
   const std::string names[] = {DataFileName(manifest.id(), 0),
                                DataFileName(manifest.id(), 1)};
   const std::map<std::string, std::string> files = disk_.FilesIn(kPath);
-  // As many bytes as the rank's own, or else their number is told.
+  // A file has as many bytes as the rank's own, or the error has their number.
   const auto expect = [&](int rank, const std::string& bytes) {
     Put(names[rank], bytes);
     EXPECT_THAT(Verify(),
@@ -203,7 +203,7 @@ TEST_F(CheckpointReaderTest, FilesOfOtherRanksOrOfOtherCheckpoints) {
   };
   expect(0, files.at(names[1]));
   expect(1, files.at(names[0]));
-  // The same tensors, a step later.
+  // A save of the same tensors, a step later.
   bool committed = false;
   constexpr char kOther[] = "/run/other";
   TESSERA_ASSERT_OK(SampleCheckpoint(4).Save(kOther, &disk_, 2, &committed));
@@ -255,7 +255,7 @@ TEST_F(CheckpointReaderTest, NamesATensorThatIsDamaged) {
               StatusIs(absl::StatusCode::kDataLoss,
                        AllOf(HasSubstr(name), HasSubstr("'value' of "
                                                         "'layer3.weight'"))));
-  // Who does not want it does not see it.
+  // A read that does not want the damaged element does not see it.
   std::string to(4, '\0');
   TESSERA_EXPECT_OK(Open().Read({{{0, 0, 0, 1, to.data()}}}, 1));
 }
@@ -288,7 +288,7 @@ TEST_F(CheckpointReaderTest, WhatIsReplacedMeanwhileIsAnError) {
                                       HasSubstr("took the place")));
 }
 
-// What was verified can be read to its place even so.
+// Verified pieces can be read to their place nevertheless.
 TEST_F(CheckpointReaderTest, FilesStayOpenFromTheFirstRead) {
   Save(3);
   const std::string& expected = sample_.bytes(7, 0);
@@ -327,7 +327,7 @@ TEST_F(CheckpointReaderTest, ManyFilesAreNotKeptOpen) {
   TESSERA_EXPECT_OK(sample_.Compare(kPath, &disk_, 2));
 }
 
-// Of 100 numbers two ranks write these.
+// Two ranks write these of 100 numbers.
 TEST_F(CheckpointReaderTest, NumbersThatNoFileHasOrTwo) {
   const auto save = [&](std::pair<int64_t, int64_t> first,
                         std::pair<int64_t, int64_t> second) {

@@ -1,5 +1,6 @@
-// Small pieces are collected, large ones written from where they lie: a model
-// has thousands of biases of a few KiB, each of which would cost a system call.
+// Small pieces are collected, and large ones written from where they lie: a
+// model has thousands of biases of a few KiB, each of which would cost a system
+// call.
 #include "checkpoint/format/data_file.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace tessera {
 namespace {
 
 constexpr size_t kBufferBytes = 1 << 20;
-// Written since the disk was told to begin.
+// Bytes written since the disk was told to begin.
 constexpr int64_t kStartBytes = 16 << 20;
 // Pieces begin at multiples of this; large ones at a page.
 constexpr int64_t kAlign = 64, kPage = 4096;
@@ -37,7 +38,8 @@ absl::Status DataFileWriter::Add(int storage, int state, int64_t begin,
                                  int64_t n, absl::string_view bytes) {
   TESSERA_RETURN_IF_ERROR(
       BeginPiece(storage, state, begin, n, static_cast<int64_t>(bytes.size())));
-  // The checksums of what the next call writes, while it is in the caches.
+  // Compute the checksums of what the next call writes, while it is in the
+  // caches.
   for (size_t at = 0; at < bytes.size(); at += kPartBytes) {
     TESSERA_RETURN_IF_ERROR(AddPart(bytes.substr(at, kPartBytes)));
   }
@@ -121,13 +123,13 @@ absl::Status DataFileWriter::Put(absl::string_view bytes) {
 
 namespace {
 
-// Of the storages that a file has pieces of: "'a' and 3 more tensors".
+// Names the storages that a file has pieces of: "'a' and 3 more tensors".
 std::string TensorsOf(const proto::CheckpointManifest& manifest, int rank) {
   const auto& ranges = manifest.files(rank).storage_ranges();
   int64_t storages = 0;
   for (int i = 1; i < ranges.size(); i += 2) storages += ranges[i];
   if (storages == 0) return "no tensor";
-  // The first range may be empty in what another hand has written.
+  // The first range may be empty in a file that another program has written.
   int64_t first = ranges[0];
   for (int i = 1; ranges[i] == 0; i += 2) first += ranges[i + 1];
   return absl::StrCat(
@@ -143,7 +145,7 @@ absl::StatusOr<DataFileReader> DataFileReader::Open(
                            folder.OpenFile(DataFileName(manifest.id(), rank)));
   const int64_t expected = manifest.files(rank).bytes();
   if (file.bytes() != expected) {
-    // Which elements are missing the index would say, which is at the end.
+    // The index, which is at the end, would say which elements are missing.
     return absl::DataLossError(absl::StrCat(
         file.path(), ": has ", file.bytes(), " bytes, expected ", expected,
         file.bytes() > expected
@@ -175,7 +177,7 @@ DataFileReader::Call DataFileReader::CallAt(int64_t piece_bytes, int64_t at,
   const int64_t begin = at / kBlockBytes * kBlockBytes;
   const int64_t block_end = std::min(begin + kBlockBytes, piece_bytes);
   if (at != begin || block_end > end) return {begin, block_end, false};
-  // As far as blocks are wanted as a whole.
+  // Take the blocks that are wanted as a whole.
   const int64_t last =
       end == piece_bytes ? end : end / kBlockBytes * kBlockBytes;
   return {begin, std::min(last, begin + most), true};

@@ -1,9 +1,9 @@
-// A rank's data file: pieces of storages, and at its end an index of them
+// A rank's data file holds pieces of storages and, at its end, an index of them
 // (checkpoint/format/manifest.h). Every 64 KiB of a piece has a checksum, so
-// that who needs a part of it reads little more than that, and verifies it.
+// that a reader of a part reads little more than that part, and verifies it.
 // No torch.
 //
-// Threads: a writer has one; the methods of a reader may be called by several.
+// Threads: a writer has one; several may call the methods of a reader.
 #ifndef CHECKPOINT_FORMAT_DATA_FILE_H_
 #define CHECKPOINT_FORMAT_DATA_FILE_H_
 
@@ -19,8 +19,8 @@
 
 namespace tessera {
 
-// Of a call of the system: as fast as larger ones, and in the caches when its
-// checksums are made.
+// Bytes of a system call: as fast as larger ones, and still in the caches when
+// the checksums are computed.
 inline constexpr int64_t kPartBytes = 4 << 20;
 
 class DataFileWriter {
@@ -28,19 +28,21 @@ class DataFileWriter {
   static absl::StatusOr<DataFileWriter> Create(const Folder& folder,
                                                uint64_t id, int rank);
 
-  // Elements [`begin`, `begin` + n) of a state of a storage, `bytes` of them.
+  // Adds elements [`begin`, `begin` + n) of a state of a storage; `bytes` holds
+  // them.
   absl::Status Add(int storage, int state, int64_t begin, int64_t n,
                    absl::string_view bytes);
-  // The same in parts: all but the last are whole blocks (kBlockBytes).
+  // BeginPiece and AddPart add a piece in parts; all but the last are whole
+  // blocks (kBlockBytes).
   absl::Status BeginPiece(int storage, int state, int64_t begin, int64_t n,
                           int64_t bytes);
   absl::Status AddPart(absl::string_view part);
   void AddValue(const std::string& name, const std::string& value);
-  // Waits until what is written is on the disk, so that little is left to
-  // Finish.
+  // Waits until what has been written is on the disk, so that Finish has little
+  // left to do.
   absl::Status SyncSoFar();
-  // The index, and waits until all is on the disk. What the manifest is to say
-  // of the file.
+  // Writes the index, and waits until all is on the disk. Returns what the
+  // manifest must say of the file.
   absl::StatusOr<proto::CheckpointFile> Finish();
 
  private:
@@ -52,38 +54,38 @@ class DataFileWriter {
   File file_;
   proto::CheckpointIndex index_;
   int64_t written_ = 0;
-  int64_t started_ = 0;  // up to where the disk has been told to begin
-  std::string buffer_;   // what comes after
+  int64_t started_ = 0;  // end of what the disk was told to begin writing
+  std::string buffer_;   // what comes after written_
 };
 
 class DataFileReader {
  public:
-  // NotFound; DataLoss where the file has another size than the manifest says,
-  // with the tensors that it had elements of.
+  // Returns NotFound, or DataLoss where the file has another size than the
+  // manifest says, naming the tensors whose elements it has.
   static absl::StatusOr<DataFileReader> Open(
       const Folder& folder, const proto::CheckpointManifest& manifest,
       int rank);
 
-  // As it is there, unchecked.
+  // Returns the index as it is in the file, unchecked.
   absl::StatusOr<std::string> IndexBytes(
       const proto::CheckpointManifest& manifest) const;
   absl::StatusOr<proto::CheckpointIndex> ReadIndex(
       const proto::CheckpointManifest& manifest) const;
-  // Bytes of a piece that one call of the system reads: whole blocks, or one of
-  // which not all is wanted.
+  // Call is the bytes of a piece that one system call reads: whole blocks, or
+  // one of which only a part is wanted.
   struct Call {
     int64_t begin = 0, end = 0;
     bool whole = false;
   };
-  // The first one of bytes [at, end), of `most` at most.
+  // Returns the first call of bytes [at, end), with at most `most` bytes.
   static Call CallAt(int64_t piece_bytes, int64_t at, int64_t end,
                      int64_t most);
-  // Whether `bytes`, which were read, are what was written; DataLoss names the
-  // piece as `what` does.
+  // Checks that `bytes`, which were read, are what was written. DataLoss names
+  // the piece as `what` does.
   absl::Status Verify(const proto::CheckpointPiece& piece, const Call& call,
                       const char* bytes, absl::string_view what) const;
-  // That bytes [begin, end) of the file, between pieces, are zeros. `*read`:
-  // grows by the bytes that were read.
+  // Checks that bytes [begin, end) of the file, between pieces, are zeros.
+  // `*read` grows by the bytes that were read.
   absl::Status CheckZeros(int64_t begin, int64_t end, int64_t* read) const;
   const File& file() const { return file_; }
   const std::string& path() const { return file_.path(); }

@@ -1,4 +1,4 @@
-// What goes from a run's folder when the disk has no room for a save.
+// Tests what leaves a run's folder when the disk has no room for a save.
 #include <string>
 #include <vector>
 
@@ -49,7 +49,7 @@ TEST_F(MakeRoomTest, OlderOnesGoAsFarAsThereIsNoRoom) {
   EXPECT_EQ(room.free_bytes, one_ + one_ / 2);
   Save(4, 4);
   EXPECT_THAT(Found(), ElementsAre(4, 3, 2));
-  // With room for it nothing goes; and something where a quota says no.
+  // With room for it nothing is removed; where a quota refuses, something is.
   disk_.capacity = -1;
   EXPECT_THAT(MakeRoom(kDir, StepFolderName(4), kept, 0, &disk_).removed,
               IsEmpty());
@@ -67,9 +67,10 @@ TEST_F(MakeRoomTest, TheNewestWholeOneAndTheKnownOneStay) {
   }
   // Multiples of 2 are promised for ever; of the others 5 is the newest.
   EXPECT_THAT(Found(), ElementsAre(6, 5, 4, 3, 2));
-  // Without one that is known to be whole nothing goes that is to be kept.
+  // While no checkpoint is known to be whole, none that is to be kept is
+  // removed.
   (void)MakeRoom(kDir, "", kept, 9, &disk_);
-  // Nor where what was whole is not any more.
+  // None is removed where the whole one is damaged now, either.
   Damage(3);
   (void)MakeRoom(kDir, StepFolderName(3), kept, 9, &disk_);
   EXPECT_THAT(Found(), ElementsAre(6, 5, 4, -3, 2));

@@ -1,4 +1,4 @@
-// The frame of a manifest:
+// The frame of a manifest is:
 //
 //   "tsr ckpt"            8 bytes
 //   L                     8 bytes, little-endian
@@ -42,7 +42,8 @@ T NumberIn(absl::string_view bytes) {
   return number;
 }
 
-// Protobuf says nothing where a message is too large.
+// Returns an error for a message that is too large, which protobuf does not
+// report.
 absl::StatusOr<std::string> Serialize(const google::protobuf::Message& message,
                                       absl::string_view what) {
   const size_t bytes = message.ByteSizeLong();
@@ -54,7 +55,7 @@ absl::StatusOr<std::string> Serialize(const google::protobuf::Message& message,
   return message.SerializeAsString();
 }
 
-// A varint at the front of `bytes`, which is taken off; false if there is none.
+// Takes a varint off the front of `bytes`; returns false if there is none.
 bool TakeVarint(absl::string_view* bytes, uint64_t* number) {
   *number = 0;
   for (size_t i = 0; i < bytes->size() && i < 10; ++i) {
@@ -68,8 +69,9 @@ bool TakeVarint(absl::string_view* bytes, uint64_t* number) {
   return false;
 }
 
-// Whether every part of a message lies within it. Protobuf notices a part that
-// does not at its end, and has set aside as much as that says by then.
+// Returns whether every part of a message lies within it. Protobuf notices a
+// part that does not only at its end, after it has allocated as much as the
+// part claims.
 bool PartsFit(absl::string_view bytes,
               const google::protobuf::Descriptor& descriptor) {
   enum { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
@@ -107,7 +109,8 @@ bool PartsFit(absl::string_view bytes,
   return true;
 }
 
-// Where ranges of storages begin and end that a file has pieces of, ascending.
+// Returns where the ranges of storages begin and end that a file has pieces of,
+// ascending.
 std::vector<int64_t> EdgesOf(const proto::CheckpointFile& file) {
   std::vector<int64_t> edges;
   int64_t at = 0;
@@ -115,7 +118,7 @@ std::vector<int64_t> EdgesOf(const proto::CheckpointFile& file) {
   return edges;
 }
 
-// Where `piece` ends, or why it cannot be in a file whose pieces lie in
+// Returns where `piece` ends, or why it cannot be in a file whose pieces lie in
 // [`begin`, `end`) from here on.
 absl::StatusOr<int64_t> EndOfPiece(const proto::CheckpointPiece& piece,
                                    const proto::CheckpointManifest& manifest,
@@ -173,7 +176,8 @@ std::optional<uint64_t> IdInName(absl::string_view name) {
   if (rest == kTemporary && name == TemporaryManifestName(id)) return id;
   if (!absl::StartsWith(rest, kRank)) return std::nullopt;
   rest.remove_prefix(kRank.size());
-  // Exactly as it is written, so that a user's own file is none.
+  // The name must be exactly as we write it, so that a user's own file does not
+  // match.
   if (!absl::SimpleAtoi(rest, &rank) || rank < 0 ||
       name != DataFileName(id, rank)) {
     return std::nullopt;
@@ -292,7 +296,7 @@ absl::StatusOr<proto::CheckpointIndex> DecodeIndex(
   for (const proto::CheckpointPiece& piece : index.pieces()) {
     TESSERA_ASSIGN_OR_RETURN(
         begin, EndOfPiece(piece, manifest, begin, file.index_offset(), path));
-    // Who wants a storage opens no files but those that are said to have it.
+    // A reader of a storage opens only the files that are said to have it.
     const auto after =
         std::upper_bound(edges.begin(), edges.end(), piece.storage());
     if ((after - edges.begin()) % 2 == 0) {

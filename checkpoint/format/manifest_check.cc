@@ -10,17 +10,18 @@
 namespace tessera {
 namespace {
 
-// Elements or bytes of one storage, tensor or file; and of all together, with
-// room for what is computed from it (several copies, in wider numbers).
+// The most elements or bytes of one storage, tensor or file, and of all
+// together, with room for what is computed from it (several copies, in wider
+// numbers).
 constexpr int64_t kMost = int64_t{1} << 48;
 constexpr int64_t kMostOfAll = int64_t{1} << 56;
 
-// Elements of the storage up to the last one that the tensor has; -1 if that,
-// or their number, is not to be had.
+// Returns the elements of the storage up to the last one that the tensor has;
+// -1 if that, or their number, is out of range.
 int64_t EndOf(const proto::CheckpointTensor& tensor) {
   if (tensor.sizes_size() != tensor.strides_size()) return -1;
   int64_t last = tensor.offset();
-  int64_t numel = 1;  // also of an empty one, as if it were not
+  int64_t numel = 1;  // an empty tensor is treated as if it were not empty
   bool empty = false;
   if (last < 0 || last > kMost) return -1;
   for (int d = 0; d < tensor.sizes_size(); ++d) {
@@ -44,7 +45,7 @@ int64_t EndOf(const proto::CheckpointTensor& tensor) {
 
 using Names = absl::flat_hash_set<absl::string_view>;
 
-// `names`: of the tensors of storages before this one.
+// `names` has the tensors of the storages before this one.
 absl::Status CheckStorage(const proto::CheckpointStorage& storage, int number,
                           const std::string& path, Names* names) {
   if (storage.numel() < 0 || storage.numel() > kMost ||

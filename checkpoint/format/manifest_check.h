@@ -1,5 +1,5 @@
-// What may stand in a manifest: sizes that nothing overflows, names of their
-// own, files whose parts lie in them.
+// Checks what a manifest says: sizes that do not overflow, unique names, files
+// whose parts lie in them.
 #ifndef CHECKPOINT_FORMAT_MANIFEST_CHECK_H_
 #define CHECKPOINT_FORMAT_MANIFEST_CHECK_H_
 
@@ -12,13 +12,14 @@
 
 namespace tessera {
 
-// Protobuf's are 2 GiB.
+// Protobuf's limit is 2 GiB.
 inline constexpr size_t kMostMessageBytes = size_t{2000} << 20;
 
-// DataLoss: what is wrong in the manifest or index of `path`.
+// Returns DataLoss: what is wrong in the manifest or index of `path`.
 absl::Status DamagedError(const std::string& path, absl::string_view what);
 
-// DamagedError's, of the first thing that is wrong. O(its size). LOCAL.
+// Returns the DamagedError of the first thing that is wrong. O(its size).
+// LOCAL.
 absl::Status CheckManifest(const proto::CheckpointManifest& manifest,
                            const std::string& path);
 

@@ -1,4 +1,5 @@
-// What a manifest or an index says is believed only where it can be so.
+// Tests that what a manifest or an index says is believed only if it is
+// possible.
 #include "checkpoint/format/manifest.h"
 
 #include <cstdint>
@@ -180,7 +181,7 @@ TEST(ManifestTest, WhatCannotBe) {
   }
 }
 
-// Elements 10 to 20 of "exp_avg".
+// The index has elements 10 to 20 of "exp_avg".
 proto::CheckpointIndex GoodIndex() {
   proto::CheckpointIndex index;
   proto::CheckpointPiece* const piece = index.add_pieces();
@@ -226,7 +227,7 @@ TEST(IndexTest, PiecesLieInTheirStorageAndInTheFile) {
   }
 }
 
-// Who wants one of these only would not find it, though all of it verifies.
+// A reader of one storage would not find it, though the whole file verifies.
 TEST(IndexTest, HasOnlyStoragesThatTheManifestKnowsOf) {
   proto::CheckpointManifest manifest = Good();
   proto::CheckpointFile* const file = manifest.mutable_files(0);
@@ -246,7 +247,7 @@ TEST(IndexTest, SaysWhichStoragesItHas) {
   }
   proto::CheckpointFile file;
   TESSERA_ASSERT_OK(EncodeIndex(index, &file).status());
-  // [3, 5), [7, 8), [9, 10)
+  // The ranges are [3, 5), [7, 8) and [9, 10).
   EXPECT_THAT(file.storage_ranges(), ElementsAre(3, 2, 2, 1, 1, 1));
 }
 

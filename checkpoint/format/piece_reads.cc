@@ -14,12 +14,13 @@ namespace {
 
 constexpr unsigned kDepth = 8;
 constexpr int64_t kReadBytes = 1 << 20;
-// Of what is only verified: in a core's own cache, where several threads do so.
+// Bytes of a read that is only verified: they fit in a core's own cache when
+// several threads verify.
 constexpr int64_t kVerifyBytes = 512 << 10;
 
-// Has the kernel map the pages of these bytes at once, which else it does one
-// by one while it copies, at several times the cost. They are still in the
-// processor's caches then. A hint: old kernels do not know it.
+// Makes the kernel map the pages of these bytes at once. Otherwise it does so
+// one by one while it copies, at several times the cost. They are still in the
+// processor's caches then. It is a hint, which old kernels do not know.
 void Populate(char* data, int64_t bytes) {
 #ifdef MADV_POPULATE_WRITE
   constexpr uintptr_t kPage = 4096;
@@ -42,7 +43,7 @@ PieceReads::PieceReads(FileSystem* files)
   for (size_t s = 0; s < slots_.size(); ++s) free_.push_back(s);
 }
 
-// Whether there is something to read.
+// Returns whether there is something to read.
 absl::StatusOr<bool> PieceReads::Fill(const Source& next) {
   while (at_ == now_.end && !over_) {
     TESSERA_ASSIGN_OR_RETURN(std::optional<PieceRange> range, next());
@@ -54,8 +55,8 @@ absl::StatusOr<bool> PieceReads::Fill(const Source& next) {
   return at_ < now_.end;
 }
 
-// What is in the system's caches is there at once, and is verified while it is
-// in the processor's.
+// Reads what is in the system's caches at once, and verifies it while it is in
+// the processor's.
 absl::Status PieceReads::Run(const Source& next) {
   while (true) {
     if (!free_.empty()) {
@@ -96,8 +97,8 @@ absl::Status PieceReads::Begin(size_t s) {
   return absl::OkStatus();
 }
 
-// `done`: as many bytes have been read, or an error was met, which is met again
-// where the rest is read in the ordinary way.
+// `done` is the number of bytes read, or an error, which occurs again when the
+// rest is read in the ordinary way.
 absl::Status PieceReads::Finish(size_t s, int64_t done) {
   Slot& slot = slots_[s];
   const PieceRange& range = slot.range;

@@ -1,6 +1,7 @@
-// PieceReads: what one thread does of a read: ranges of pieces go to their
-// places, each block verified. While it verifies one, the kernel reads the
-// next ones, where it has io_uring; elsewhere it reads them in turn. No torch.
+// PieceReads is one thread's part of a read: it reads ranges of pieces into
+// their places and verifies each block. While it verifies one, the kernel reads
+// the next ones, where it has io_uring; elsewhere it reads them in turn. No
+// torch.
 //
 // Threads: one.
 #ifndef CHECKPOINT_FORMAT_PIECE_READS_H_
@@ -27,44 +28,44 @@ struct PieceRange {
   std::shared_ptr<const DataFileReader> file;
   const proto::CheckpointPiece* piece = nullptr;
   int64_t piece_bytes = 0;
-  int64_t begin = 0, end = 0;  // bytes of it
+  int64_t begin = 0, end = 0;  // bytes of the piece
   char* to = nullptr;          // null: only to be verified
   std::string what;            // for messages
 };
 
 class PieceReads {
  public:
-  // The next range; nullopt: there is none any more.
+  // Returns the next range; nullopt if there is none left.
   using Source = std::function<absl::StatusOr<std::optional<PieceRange>>()>;
 
   explicit PieceReads(FileSystem* files);
 
-  // Until `next` has no more, or the first error: of the disk, or DataLoss.
-  // Memory of the ranges may be written to until this is destroyed. LOCAL,
-  // blocking.
+  // Reads until `next` has no more, or until the first error: of the disk, or
+  // DataLoss. Memory of the ranges may be written to until this is destroyed.
+  // LOCAL, blocking.
   absl::Status Run(const Source& next);
   int64_t bytes_read() const { return bytes_read_; }
 
  private:
-  // One call of the system.
+  // One system call.
   struct Slot {
     PieceRange range;
     DataFileReader::Call call;
     char* into = nullptr;
-    std::string buffer;  // for what does not go to its place as a whole
+    std::string buffer;  // for a read that does not go to its place as a whole
   };
 
   absl::StatusOr<bool> Fill(const Source& next);
   absl::Status Begin(size_t s);
   absl::Status Finish(size_t s, int64_t done);
 
-  PieceRange now_;  // of which calls are made, from `at_` on
+  PieceRange now_;  // the range that is being read, from `at_` on
   int64_t at_ = 0;
   bool over_ = false;
   std::vector<Slot> slots_;
   std::vector<size_t> free_;
   int64_t bytes_read_ = 0;
-  std::unique_ptr<ReadQueue> queue_;  // goes first: it reads into slots
+  std::unique_ptr<ReadQueue> queue_;  // destroyed first: it reads into slots
 };
 
 }  // namespace tessera

@@ -16,7 +16,8 @@
 namespace tessera {
 namespace {
 
-// Whatever holder wrote it: the text of the next one takes its place whole.
+// The text has a fixed length, so that it replaces a previous holder's text
+// whole.
 constexpr size_t kTextBytes = 512;
 
 std::string Self() {
@@ -33,7 +34,7 @@ std::string SelfAndNow() {
   return absl::StrCat(text, "\n");
 }
 
-// What the file says; it may be written just now.
+// Returns what the file says; it may be in the middle of being written.
 std::string HolderIn(const File& file) {
   std::string text(static_cast<size_t>(std::min<int64_t>(
                        file.bytes(), static_cast<int64_t>(kTextBytes))),
@@ -69,7 +70,7 @@ absl::StatusOr<RunLock> RunLock::Take(const std::string& dir,
         "; Engine::LoadCheckpoint reads without the lock"));
   }
   TESSERA_RETURN_IF_ERROR(Annotate(locked, "the folder cannot be locked"));
-  // For people. A disk may be full.
+  // The text is for people, so errors do not matter; a disk may be full.
   (void)file.WriteAt(0, SelfAndNow());
   return RunLock(std::move(file));
 }

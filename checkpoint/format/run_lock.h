@@ -1,8 +1,8 @@
-// RunLock: the folder of a run's checkpoints is one job's.
+// RunLock gives the folder of a run's checkpoints to one job.
 //
 // Two jobs in one folder would each remove what the other has saved, and resume
 // from each other's steps. So a CheckpointManager holds DIR/job.lock as long as
-// it lives; the file says who that is. A lock that no step's name has, since a
+// it lives; the file names the holder. It is not the lock of any step, since a
 // folder may be a checkpoint's and a run's at once. No torch.
 #ifndef CHECKPOINT_FORMAT_RUN_LOCK_H_
 #define CHECKPOINT_FORMAT_RUN_LOCK_H_
@@ -16,12 +16,12 @@ namespace tessera {
 
 inline constexpr char kRunLockName[] = "job.lock";
 
-// Held until it is destroyed, or its process ends.
+// Holds the lock until it is destroyed or its process ends.
 class RunLock {
  public:
-  // Makes the folder if it is not there. Unavailable: another has it, and who
-  // says the message. Other errors: the disk's, or that of a file system that
-  // has no locks. LOCAL.
+  // Creates the folder if it is not there. Returns Unavailable, naming the
+  // holder, if another job has the lock. Other errors are the disk's, or that
+  // of a file system without locks. LOCAL.
   static absl::StatusOr<RunLock> Take(const std::string& dir,
                                       FileSystem* files);
 

@@ -38,7 +38,7 @@ struct Part {
   int64_t begin, end;
 };
 
-// What rank `rank` of so many has.
+// Returns the parts of rank `rank` of so many.
 std::vector<Part> PartsOf(int rank, int num_ranks) {
   const int64_t slice = (kUnitNumel + num_ranks - 1) / num_ranks;
   std::vector<Part> parts;
@@ -112,7 +112,7 @@ class ScaleTest : public testing::Test {
     return writer.Finish().value();
   }
 
-  // What the manifest says of a file that is not made here.
+  // Returns the manifest's entry of a file that is not made here.
   static proto::CheckpointFile Describe(int rank) {
     proto::CheckpointIndex index;
     for (const Part& part : PartsOf(rank, kRanks)) {

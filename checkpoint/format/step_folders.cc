@@ -31,7 +31,7 @@ absl::StatusOr<std::vector<std::string>> StepNames(const std::string& dir,
   return names;
 }
 
-// Where a manifest says no time its step does, as far as it goes.
+// Where a manifest has no time, guesses one from its step.
 void GuessTimes(std::vector<StepFolder>* found) {
   for (StepFolder& one : *found) {
     if (one.manifest.ok()) continue;
@@ -43,7 +43,7 @@ void GuessTimes(std::vector<StepFolder>* found) {
   }
 }
 
-// Of those `names` that hold a manifest, the one that was saved last first.
+// Returns those of `names` that hold a manifest, the last saved one first.
 std::vector<StepFolder> NewestFirst(const std::string& dir,
                                     const std::vector<std::string>& names,
                                     FileSystem* files) {
@@ -76,22 +76,23 @@ std::vector<StepFolder> NewestFirst(const std::string& dir,
   return found;
 }
 
-// Certainly none: an error that may pass is no answer.
+// Returns whether there is certainly no manifest: an error that may pass does
+// not say so.
 bool HoldsNoManifest(const std::string& path, FileSystem* files) {
   const auto folder = Folder::Open(path, files);
   return folder.ok() &&
          absl::IsNotFound(folder->OpenFile(kManifestName).status());
 }
 
-// What became of a removal; another process that is busy there, or was faster,
-// is no error.
+// Returns the result of a removal; it is no error if another process is busy
+// there, or was faster.
 absl::Status Removed(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsNotFound(status)
              ? absl::OkStatus()
              : status;
 }
 
-// Of `names`, none of which stays for ever.
+// `names` has no step that stays for ever.
 absl::Status RemoveAllButTheLast(const std::string& dir,
                                  const std::vector<std::string>& names,
                                  const std::string& saved,
@@ -100,7 +101,7 @@ absl::Status RemoveAllButTheLast(const std::string& dir,
   absl::Status failed;
   int kept = 0;
   for (const StepFolder& one : NewestFirst(dir, names, files)) {
-    if (one.is_file) continue;  // maybe a user's own
+    if (one.is_file) continue;  // perhaps a user's own
     const std::string path = PathOf(dir, one.name);
     absl::Status state = one.manifest;
     if (const auto known = retention.passed_over.find(one.name);
@@ -113,7 +114,7 @@ absl::Status RemoveAllButTheLast(const std::string& dir,
         continue;
       }
     }
-    // Of those that are damaged only what is older than a good one goes.
+    // A damaged one is removed only if it is older than a good one.
     if (one.name == saved || kept == 0) continue;
     if (state.ok() || absl::IsDataLoss(state)) {
       failed.Update(Removed(RemoveCheckpoint(path, files)));
@@ -178,7 +179,7 @@ absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
                             FolderHolds holds) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                            StepNames(dir, files));
-  // With many of those that stay for ever no save has to read them all.
+  // With many steps that stay for ever, a save need not read them all.
   std::vector<std::string> others;
   for (const std::string& name : names) {
     if (retention.keep_every == 0 ||
@@ -197,8 +198,8 @@ absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
 
 namespace {
 
-// Of the files that `path` has of its checkpoint, and some for the system's
-// own; 0: not known.
+// Returns the bytes of the files that `path` has of its checkpoint, and some
+// for the file system's own; 0: not known.
 int64_t BytesOfCheckpoint(const std::string& path, FileSystem* files) {
   const auto folder = Folder::Open(path, files);
   if (!folder.ok()) return 0;
@@ -212,8 +213,8 @@ int64_t BytesOfCheckpoint(const std::string& path, FileSystem* files) {
   return bytes + bytes / 64;
 }
 
-// What may go to make room, in this order: what is damaged, then the one that
-// was saved first.
+// Returns what may go to make room, in this order: damaged ones, then the first
+// saved ones.
 std::vector<std::string> MayGo(const std::string& dir, const std::string& good,
                                const Retention& retention, FileSystem* files,
                                FolderHolds holds) {

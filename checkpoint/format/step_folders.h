@@ -1,4 +1,4 @@
-// The checkpoints of one run, in a folder each:
+// Manages the checkpoints of one run, each in a folder of its own:
 //
 //   DIR/step-00000120/   a checkpoint (checkpoint/format/checkpoint_folder.h)
 //   DIR/step-00000240/
@@ -22,65 +22,70 @@ namespace tessera {
 
 struct StepFolder {
   std::string name;
-  int64_t step = 0;  // of the name
-  // Of the manifest; where that cannot be read, of the newest one of a lower
-  // step: in doubt a checkpoint is new.
+  int64_t step = 0;  // the step in the name
+  // The time in the manifest. If the manifest cannot be read, that of the
+  // newest checkpoint of a lower step: in doubt a checkpoint is new.
   int64_t saved_unix_micros = 0;
-  // Why the manifest cannot be read; DataLoss: it is damaged.
+  // Why the manifest cannot be read; DataLoss if it is damaged.
   absl::Status manifest;
-  bool is_file = false;  // and damaged therefore
+  bool is_file = false;  // it is a file, and therefore damaged
 };
 
-// Those that hold a checkpoint, the one that was saved last first; none where
-// `dir` is not there. Reads manifests alone. LOCAL. FileError's.
+// Lists the folders that hold a checkpoint, the last saved one first; an empty
+// list if `dir` is not there. Reads manifests alone. LOCAL. Errors are those of
+// FileError.
 absl::StatusOr<std::vector<StepFolder>> ListStepFolders(const std::string& dir,
                                                         FileSystem* files);
 
-// Whether a folder has all of a checkpoint, or a part: the files of one host's
-// ranks, and maybe others. Such a one is whole if some are there.
+// FolderHolds says whether a folder has all of a checkpoint, or a part: the
+// files of one host's ranks, and maybe others. A part is whole if some files
+// are there.
 enum class FolderHolds { kAll, kPart };
 
-// OK: all files of the checkpoint in `path` are there, of the sizes that its
-// manifest says. DataLoss: it is certainly damaged. Any other error says
-// nothing of the checkpoint, and may be gone the next time. LOCAL.
+// Returns OK if all files of the checkpoint in `path` are there, of the sizes
+// that its manifest says, and DataLoss if it is certainly damaged. Any other
+// error says nothing about the checkpoint, and may be gone the next time.
+// LOCAL.
 absl::Status CheckFilesOf(const std::string& path, FileSystem* files,
                           FolderHolds holds = FolderHolds::kAll);
 
-// Makes `name` the text of DIR/latest, by a rename. LOCAL.
+// Replaces the text of DIR/latest by `name`, by a rename. LOCAL.
 absl::Status WriteLatest(const std::string& dir, const std::string& name,
                          FileSystem* files);
 
 struct Retention {
   int keep_last = 2;  // at least 1
-  // Steps that are multiples stay for ever, and do not count for keep_last; 0:
-  // none.
+  // Steps that are multiples of this stay for ever, and do not count for
+  // keep_last; 0: none.
   int64_t keep_every = 0;
-  // By name, why it could not be loaded. Their files may have the right sizes:
-  // they do not count, and DataLoss is damage.
+  // By name, why a checkpoint could not be loaded, though its files may have
+  // the right sizes. Such a checkpoint does not count for keep_last; DataLoss
+  // means that it is damaged.
   std::map<std::string, absl::Status> passed_over;
 };
 // Removes the step folders that are not to be kept, and what interrupted saves
-// left in others; never `saved`, which has just been saved, nor one that
-// another process saves to, nor a file that is no checkpoint's. Only whole ones
-// count for keep_last; what cannot be read now is left alone. Names what it
-// could not remove. Besides manifests of what does not stay for ever it opens
-// the data files of the last ones. LOCAL.
+// left in others. It never removes `saved`, which has just been saved, a folder
+// that another process saves to, or a file that is no checkpoint's. Only whole
+// checkpoints count for keep_last; what cannot be read now is left alone.
+// Errors name what it could not remove. It opens the manifests of checkpoints
+// that do not stay for ever, and the data files of the last ones. LOCAL.
 absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
                             const Retention& retention, FileSystem* files,
                             FolderHolds holds = FolderHolds::kAll);
 
-// What a disk has for the next checkpoint.
+// DiskRoom is what a disk has for the next checkpoint.
 struct DiskRoom {
   int64_t needed_bytes = 0;          // 0: not known
   int64_t free_bytes = -1;           // -1: not known
   std::vector<std::string> removed;  // older ones that had to go
 };
-// For a save that has found the disk of `dir` full, or would: removes what
-// RemoveOldSteps does, and then, until there is room for one that is as large
-// as `good`, and `least` in any case (a quota is not seen), what is damaged,
-// and older ones that keep_last would keep. Never `good`, which must be known
-// to be whole (empty: it removes no more than RemoveOldSteps), nor the newest
-// whole one, nor what keep_every keeps. `least` < 0: only looks. LOCAL.
+// Makes room for a save that has found the disk of `dir` full, or would. It
+// removes what RemoveOldSteps does. Then it removes damaged checkpoints, and
+// older ones that keep_last would keep, until there is room for one as large as
+// `good`, and at least `least` of them (a quota cannot be seen). It never
+// removes `good`, which must be known to be whole (if empty, no more goes than
+// RemoveOldSteps removes), the newest whole one, or what keep_every keeps.
+// `least` < 0: removes nothing, only looks. LOCAL.
 DiskRoom MakeRoom(const std::string& dir, const std::string& good,
                   const Retention& retention, int least, FileSystem* files,
                   FolderHolds holds = FolderHolds::kAll);

@@ -1,5 +1,5 @@
-// Which checkpoints of a run are kept, in which order they were saved, and what
-// is left alone.
+// Tests which checkpoints of a run are kept, in which order they were saved,
+// and what is left alone.
 #include "checkpoint/format/step_folders.h"
 
 #include <fcntl.h>
@@ -62,7 +62,7 @@ TEST_F(StepFoldersTest, LatestNamesOneAndIsReplaced) {
   TESSERA_EXPECT_OK(WriteLatest(kDir, StepFolderName(2), &disk_));
   EXPECT_EQ(disk_.FilesIn(kDir)["latest"], "step-00000002\n");
   EXPECT_EQ(disk_.FilesIn(kDir).count("latest.new"), 0);
-  // Who takes the run's folder for a checkpoint is told where that is.
+  // The error of the run's folder names its newest checkpoint, if there is one.
   TESSERA_ASSERT_OK_AND_ASSIGN(const Folder folder, Folder::Open(kDir, &disk_));
   EXPECT_THAT(ReadManifest(folder).status().message(),
               EndsWith("(it has no file 'manifest')"));
@@ -119,7 +119,7 @@ TEST_F(StepFoldersTest, OnlyTheLastOnesDataFilesAreOpened) {
   Save(1, 1);
   Save(2, 2);
   const int of_two = opened();
-  // As many folders, with more files in the old one.
+  // There are as many folders, with more files in the old one.
   bool committed = false;
   TESSERA_EXPECT_OK(
       SampleCheckpoint(3).Save(PathOf(3), &disk_, 50, &committed));
@@ -143,7 +143,7 @@ TEST_F(StepFoldersTest, ADamagedOneIsNotCountedAsAGoodOne) {
   EXPECT_THAT(Found(), ElementsAre(-3, 2));
 }
 
-// By who has read them: their files have the right sizes.
+// A reader has passed it over, though its files have the right sizes.
 TEST_F(StepFoldersTest, OneThatWasPassedOverIsNotCountedEither) {
   for (int64_t step = 1; step <= 4; ++step) Save(step, step);
   Retention retention{.keep_last = 2};
@@ -177,7 +177,7 @@ TEST_F(StepFoldersTest, AManifestThatCannotBeReadNowIsNotTheOldest) {
   disk_.before = nullptr;
 }
 
-// What cannot be read for a moment is no damage.
+// A checkpoint that cannot be read for a moment is not damaged.
 TEST_F(StepFoldersTest, WhateverFailsAllThatAreKeptStay) {
   std::vector<SampleCheckpoint> saved;
   for (int64_t step = 1; step <= 3; ++step) {
@@ -205,7 +205,7 @@ TEST_F(StepFoldersTest, WhateverFailsAllThatAreKeptStay) {
       SCOPED_TRACE(absl::StrCat("call ", k, ", errno ", error));
       remove();
     }
-    // All but the newest one.
+    // All reads fail except the newest checkpoint's.
     int reads = 0;
     disk_.before = [&](int64_t, const char* call) {
       return std::string(call) == "read" && ++reads != 3 ? -error : 0;
@@ -285,7 +285,7 @@ TEST_F(StepFoldersTest, AFolderIsOneJobs) {
       StatusIs(absl::StatusCode::kUnavailable,
                AllOf(HasSubstr(absl::StrCat("process ", getpid(), " on host ")),
                      HasSubstr(" UTC saves its checkpoints there"))));
-  // No checkpoint's lock: each save has that besides.
+  // This is not the lock of a checkpoint, which each save takes, too.
   Save(1, 1);
   first = absl::CancelledError("ended");
   TESSERA_EXPECT_OK(RunLock::Take(kDir, &disk_).status());

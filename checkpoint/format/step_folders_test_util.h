@@ -26,7 +26,7 @@ class StepFoldersTest : public testing::Test {
   std::string PathOf(int64_t step) {
     return absl::StrCat(kDir, "/", StepFolderName(step));
   }
-  // At a time of its own, later than those before.
+  // Saves at a time of its own, later than those before.
   void Save(int64_t step, int64_t at) {
     SampleCheckpoint sample(static_cast<int>(step));
     sample.set_saved_unix_micros(at);
@@ -53,7 +53,7 @@ class StepFoldersTest : public testing::Test {
     for (const auto& [name, bytes] : disk_.FilesIn(path)) names.push_back(name);
     return names;
   }
-  // A data file of the checkpoint of `step` is lost.
+  // Removes a data file of the checkpoint of `step`.
   void Damage(int64_t step) {
     const Folder folder = Folder::Open(PathOf(step), &disk_).value();
     const auto manifest = ReadManifest(folder).value();

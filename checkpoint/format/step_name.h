@@ -1,4 +1,4 @@
-// Names of the folders of a run's checkpoints.
+// Names the folders of a run's checkpoints.
 #ifndef CHECKPOINT_FORMAT_STEP_NAME_H_
 #define CHECKPOINT_FORMAT_STEP_NAME_H_
 
@@ -10,11 +10,12 @@
 
 namespace tessera {
 
-// "step-00000120".
+// Returns "step-00000120".
 std::string StepFolderName(int64_t step);
-// The step in such a name; "step-12" is a user's own.
+// Returns the step in such a name; a name like "step-12" is a user's own and
+// has none.
 std::optional<int64_t> StepInName(absl::string_view name);
-// The same of the last name of a path.
+// Returns the step in the last name of a path.
 std::optional<int64_t> StepInPath(absl::string_view path);
 
 }  // namespace tessera

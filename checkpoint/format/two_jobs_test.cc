@@ -44,7 +44,7 @@ class Turns {
     const auto is_mine = [&] { return turn_ == job; };
     mutex_.Await(absl::Condition(&is_mine));
   }
-  // After its call.
+  // Ends the turn after the call.
   void Pass() {
     absl::MutexLock lock(&mutex_);
     Draw();
@@ -168,13 +168,15 @@ class JobFiles : public FileSystem {
   bool killed_ = false;
 };
 
-// Which checkpoints were there, one after the other, by their seeds.
+// History has the seeds of the checkpoints that were there, one after the
+// other.
 class History {
  public:
   History(MemoryDisk* disk, const std::vector<SampleCheckpoint>* samples)
       : disk_(disk), samples_(samples) {}
 
-  // In some job's turn. Another manifest is looked at in full.
+  // Runs in some job's turn. It compares each new manifest's checkpoint in
+  // full.
   void Look() {
     absl::MutexLock lock(&mutex_);
     const auto folder = Folder::Open(kPath, disk_);
@@ -282,8 +284,8 @@ TEST(TwoJobsTest, RandomSchedules) {
   EXPECT_GT(totals.killed, 40);
 }
 
-// The other way round of AReaderBesideAWriter: a whole save between any two
-// calls of a reader.
+// This is the reverse of AReaderBesideAWriter: a whole save takes place between
+// any two calls of a reader.
 TEST(TwoJobsTest, AWriterBetweenTheCallsOfAReader) {
   const std::vector<SampleCheckpoint> samples = Samples();
   int wholes = 0, told = 0;
@@ -303,7 +305,7 @@ TEST(TwoJobsTest, AWriterBetweenTheCallsOfAReader) {
     if (!done) break;
     const absl::Status now = samples[1].Compare(kPath, &disk, 2);
     TESSERA_EXPECT_OK(now);
-    // NotFound: it has found the new one.
+    // NotFound means that it has found the new one.
     EXPECT_TRUE(old.ok() || absl::IsAborted(old) || absl::IsNotFound(old))
         << old;
     ++(old.ok() ? wholes : told);
@@ -312,7 +314,7 @@ TEST(TwoJobsTest, AWriterBetweenTheCallsOfAReader) {
   EXPECT_GT(told, 5);
 }
 
-// What reads all of it for minutes, as an export, has its files open by then.
+// A reader that takes minutes, such as an export, has its files open by then.
 TEST(TwoJobsTest, AWriterBetweenTheCallsOfAReaderThatStays) {
   const std::vector<SampleCheckpoint> samples = Samples();
   int olds = 0, news = 0;

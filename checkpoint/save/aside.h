@@ -1,5 +1,5 @@
-// Aside: work on a thread of its own. Where there is none nothing is done, and
-// that is its status.
+// Aside does work on a thread of its own. If no thread can be started nothing
+// is done, and status() says why.
 #ifndef CHECKPOINT_SAVE_ASIDE_H_
 #define CHECKPOINT_SAVE_ASIDE_H_
 
@@ -29,16 +29,16 @@ class Aside {
       done_.Notify();
     }
   }
-  // Waits for it.
+  // Waits for the work.
   ~Aside() {
     if (thread_.joinable()) thread_.join();
   }
   Aside(const Aside&) = delete;
   Aside& operator=(const Aside&) = delete;
 
-  // Waits for `wait` at most.
+  // Waits for at most `wait`; returns whether the work is done.
   bool Done(absl::Duration wait) { return done_.WaitFor(wait); }
-  // Waits for its end.
+  // Waits for the work and returns its result.
   const absl::Status& status() const {
     done_.Wait();
     return status_;

@@ -49,8 +49,9 @@ class PendingSave::Impl {
       return absl::InvalidArgumentError(
           "SaveCheckpoint: the folder's name is empty");
     }
-    // The program may go elsewhere while it is written. (Where this folder is
-    // gone, who makes the other says so.)
+    // The path is made absolute, since the program may change its folder while
+    // the save runs. (If the current folder is gone, creating the other one
+    // reports that.)
     std::error_code error;
     const auto whole = std::filesystem::absolute(plan_.dir, error);
     if (!error) plan_.dir = whole.string();
@@ -80,7 +81,8 @@ class PendingSave::Impl {
     if (thread.ok()) {
       thread_ = *std::move(thread);
     } else {
-      run();  // without one SaveCourse gives up at once, and tells the others
+      run();  // without a thread, SaveCourse gives up at once and notifies the
+              // others
     }
     return absl::OkStatus();
   }
@@ -125,7 +127,8 @@ class PendingSave::Impl {
     return absl::OkStatus();
   }
 
-  // Whose data files come into the folder that this rank leads.
+  // Returns the ranks whose data files come into the folder that this rank
+  // leads.
   std::vector<int> RanksOfFolder() const {
     std::vector<int> ranks = RanksOfLeader(plan_.leaders, plan_.rank);
     if (plan_.replicas == nullptr) return ranks;
@@ -139,7 +142,7 @@ class PendingSave::Impl {
     return ranks;
   }
 
-  // And the time, rank 0's.
+  // Shares rank 0's id of the save, and its time.
   absl::Status ShareId(Communicator* comm) {
     const uint64_t own = plan_.saving == nullptr ? 0 : plan_.saving->id();
     const int64_t micros = plan_.options.saved_unix_micros != 0
@@ -161,7 +164,7 @@ class PendingSave::Impl {
   }
 
   SaveLinks* const links_;
-  SavePlan plan_;  // until `course_` has it
+  SavePlan plan_;  // until `course_` takes it
   SavedPieces pieces_;
   std::optional<SaveCourse> course_;  // of "tessera-save"
   absl::Status status_;

@@ -1,20 +1,21 @@
-// PendingSave: a save from its beginning, in a call of all ranks, to its end on
-// threads of their own ("tessera-save", "tessera-disk"). What these have to
-// tell each other they write on notes (comm/note_board.h), so that no
-// collective of the training waits for a disk, nor a disk for the training.
+// PendingSave is a save from its beginning, in a call of all ranks, to its end
+// on threads of its own ("tessera-save", "tessera-disk"). These exchange notes
+// (comm/note_board.h), so that no collective of the training waits for a disk,
+// nor a disk for the training.
 //
 //   rank 1   writes its file --> "written"        .--> "seen"
 //   rank 0   writes its file --> reads all --> commits --> "ended"
 //
-// Where each host has a folder of its own, the others' leaders commit, too:
+// Where each host has a folder of its own, the leaders of the other hosts
+// commit, too:
 //
 //   rank 8   "written" --> reads all --> commits --> "committed"
 //   rank 0   "written" --> reads all --> commits --> reads those --> "ended"
 //
-// While it works a rank says so each second: a slow disk is no rank that has
-// stopped. One that is silent for the collectives' timeout, or whose process
-// ends before its file is written, fails the save on all ranks; the checkpoint
-// before stays.
+// A rank says each second that it is at work, so that a slow disk does not look
+// like a rank that has stopped. A rank that is silent for the collectives'
+// timeout, or whose process ends before its file is written, fails the save on
+// all ranks; the previous checkpoint stays.
 #ifndef CHECKPOINT_SAVE_PENDING_SAVE_H_
 #define CHECKPOINT_SAVE_PENDING_SAVE_H_
 
@@ -35,68 +36,69 @@
 
 namespace tessera {
 
-// What a rank writes. Each element of each state of each storage is in one
-// rank's pieces.
+// CheckpointContent is what a rank writes. Each element of each state of each
+// storage is in one rank's pieces.
 struct CheckpointContent {
-  // The same on all ranks; version, id and files are filled in.
+  // Identical on all ranks; PendingSave fills in version, id and files.
   proto::CheckpointManifest head;
   std::vector<SavedPiece> pieces;
-  // This rank's own.
+  // The values that this rank stores for itself.
   std::vector<std::pair<std::string, std::string>> values;
 };
 
 struct PendingSaveOptions {
-  // Training goes on meanwhile: pieces that do not last are copied at once, and
-  // the rest by Detach.
+  // Whether training goes on meanwhile: pieces whose memory does not last are
+  // copied at once, and the rest by Detach.
   bool async = false;
-  // Bytes that a rank writes in a second at most; 0: no limit.
+  // The most bytes that a rank writes in a second; 0: no limit.
   int64_t max_bandwidth = 0;
-  // The folder is each host's own (checkpoint/local_folders.h): a rank of each
-  // host commits there, when all data files are written on all hosts, and the
-  // save has succeeded when all have. It must hold no checkpoint before.
+  // Whether each host has a folder of its own (checkpoint/local_folders.h). A
+  // rank of each host commits there once all data files are written on all
+  // hosts, and the save has succeeded when all have committed. The folder must
+  // hold no checkpoint before, except with `replace`.
   bool node_local = false;
-  // With it: each data file is also written on the next host, if there is one
-  // (checkpoint/save/replica_links.h).
+  // With node_local: each data file is also written on the next host, if there
+  // is one (checkpoint/save/replica_links.h).
   bool replicas = false;
-  // On rank 0, once the checkpoint is in its place to stay; with node_local on
-  // one rank of each host.
+  // Called on rank 0 once the checkpoint is in its place to stay; with
+  // node_local on one rank of each host.
   std::function<void()> after_commit;
-  // With node_local: a checkpoint that is there goes, once all ranks are ready
-  // to write.
+  // With node_local: removes an existing checkpoint once all ranks are ready to
+  // write.
   bool replace = false;
-  // The checkpoint's time, rank 0's; 0: now, by rank 0's clock.
+  // The checkpoint's time as rank 0 gives it; 0: now, by rank 0's clock.
   int64_t saved_unix_micros = 0;
 };
 
-// What the saves of a group of ranks have in common.
+// SaveLinks is what the saves of a group of ranks share.
 struct SaveLinks {
   std::unique_ptr<NoteBoard> notes;  // of Communicator::ShareNotes
-  // Made by the first save with replicas. To be dropped after one that failed.
+  // Made by the first save with replicas. Drop it after a save that failed.
   std::unique_ptr<ReplicaLinks> replicas;
 };
 
 class PendingSave {
  public:
-  // Locks the folder `dir`, which is made if it is not there, and starts to
-  // write `content` of all ranks. COLLECTIVE, blocking until that is begun.
-  // InvalidArgument where ranks name different folders, Saving::Begin's errors,
-  // ResourceExhausted (no memory for copies, no thread),
-  // ReplicaLinks::Connect's; the same on all ranks. `links` outlives the
-  // result, and is used for one save at a time.
+  // Locks the folder `dir`, which is created if it is not there, and starts to
+  // write the `content` of all ranks. COLLECTIVE, blocking until that has
+  // begun. Returns InvalidArgument where ranks name different folders, the
+  // errors of Saving::Begin and ReplicaLinks::Connect, and ResourceExhausted
+  // (no memory for copies, no thread); the same error on all ranks. `links`
+  // outlives the result and serves one save at a time.
   static absl::StatusOr<std::unique_ptr<PendingSave>> Begin(
       const std::string& dir, CheckpointContent content, Communicator* comm,
       SaveLinks* links, PendingSaveOptions options);
 
-  // Waits for its end. LOCAL.
+  // Waits for the end of the save. LOCAL.
   ~PendingSave();
 
-  // From its return on the pieces' tensors may change; see SavedPieces. LOCAL.
+  // When it returns the pieces' tensors may change; see SavedPieces. LOCAL.
   void Detach();
   bool done() const;
-  // How it ended: the same on all ranks, except that one whose peers have ended
-  // may not hear of it. After any error the checkpoint that was in the folder
-  // stays; except where the new one is in its place already, which the message
-  // says. Blocking, LOCAL.
+  // Waits for the end and returns the result. It is the same on all ranks,
+  // except that a rank whose peers have ended may not learn it. After any error
+  // the previous checkpoint stays in the folder, unless the new one is in its
+  // place already, which the message says. Blocking, LOCAL.
   absl::Status Wait();
 
  private:

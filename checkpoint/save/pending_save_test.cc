@@ -1,5 +1,5 @@
-// What a save does while training goes on: pieces that are copied in time, and
-// notes of ranks that are silent.
+// Tests what a save does while training goes on: it copies pieces in time, and
+// notices ranks that are silent.
 #include <atomic>
 #include <cstring>
 #include <filesystem>
@@ -325,7 +325,7 @@ TEST_F(OtherRankTest, TakesItBackIfTheSaveHasFailed) {
   EXPECT_EQ(Run("undone", absl::DataLossError("of rank 0")),
             absl::DataLossError("of rank 0"));
   EXPECT_FALSE(committed_);
-  // With the folder that it has made.
+  // The error includes the folder that it has made.
   EXPECT_TRUE(
       absl::IsNotFound(Folder::Open(dir_, FileSystem::Real()).status()));
 }

@@ -1,4 +1,4 @@
-// What goes over a connection, for each save; integers are little-endian:
+// A connection carries, for each save (integers are little-endian):
 //
 //   sender   <id of the save, 8 bytes> <bytes of the file, 8> <the file>
 //   keeper   'k', once it is on the disk
@@ -37,7 +37,7 @@ constexpr char kPurpose[] = "replicas";
 constexpr absl::Duration kConnectTimeout = absl::Seconds(30);
 constexpr int kTickMs = 50;
 constexpr int64_t kPartBytes = 1 << 20;
-constexpr int kPartsAtOnce = 16;  // in one direction, before another's turn
+constexpr int kPartsAtOnce = 16;  // in one direction, before the other's turn
 constexpr int64_t kHeaderBytes = 16;
 constexpr char kKept = 'k';
 
@@ -53,7 +53,7 @@ bool MustWait(ssize_t result) {
          (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
 }
 
-// This rank's own file on its way.
+// Sends this rank's own file.
 class Sending {
  public:
   Sending(int fd, int keeper) : fd_(fd), keeper_(keeper) {}
@@ -112,7 +112,7 @@ class Sending {
   bool kept_ = false;
 };
 
-// Another rank's file that comes.
+// Receives and keeps another rank's file.
 class Keeping {
  public:
   Keeping(int fd, int rank, const Folder* folder, uint64_t id)
@@ -188,7 +188,7 @@ void CloseOnce(int* fd) {
 }  // namespace
 
 std::vector<int> KeepersOf(const std::vector<int>& leaders) {
-  std::vector<int> hosts = leaders;  // by their leaders
+  std::vector<int> hosts = leaders;  // by rank, the leader of its host
   std::sort(hosts.begin(), hosts.end());
   hosts.erase(std::unique(hosts.begin(), hosts.end()), hosts.end());
   if (hosts.size() < 2) return {};
@@ -215,8 +215,8 @@ ReplicaLinks::~ReplicaLinks() {
   for (int& fd : in_) CloseOnce(&fd);
 }
 
-// All connect at once, and are let in meanwhile on a thread of its own: a
-// connection is not made before the other side has answered.
+// All ranks connect at once, and accept on a thread meanwhile: a connection is
+// not made before the other side has answered.
 absl::Status ReplicaLinks::ConnectOwn(const std::vector<std::string>& places,
                                       const std::string& network, int listen_fd,
                                       const std::string& token) {

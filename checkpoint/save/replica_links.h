@@ -1,12 +1,12 @@
-// ReplicaLinks: how each rank's data file gets to a second host. Each rank
-// sends its file to its keeper, a rank of the next host, and writes those of
-// which it is the keeper into the folder of its own host, under the same names:
+// ReplicaLinks copies each rank's data file to a second host. Each rank sends
+// its file to its keeper, a rank of the next host, and writes the files that it
+// keeps into the folder of its own host, under the same names:
 //
 //   host A   rank 0 ----> rank 2   host B ----> ...   the last one's keepers
 //            rank 1 ----> rank 3                      are on the first
 //
-// So a job that has lost a host, or all but every other one, loads what was
-// saved; and where the folders are in memory (/dev/shm), without any disk.
+// So a job that has lost a host, or every other host, can load what was saved;
+// and where the folders are in memory (/dev/shm), it does so without any disk.
 //
 // Z. Wang et al., GEMINI: Fast Failure Recovery in Distributed Training with
 // In-Memory Checkpoints (SOSP 2023).
@@ -26,25 +26,25 @@
 
 namespace tessera {
 
-// By rank, its keeper; `leaders` by rank, too (checkpoint/local_folders.h).
-// Empty where there is one host.
+// Returns each rank's keeper; `leaders` is by rank, too
+// (checkpoint/local_folders.h). Empty where there is one host.
 std::vector<int> KeepersOf(const std::vector<int>& leaders);
 
 class ReplicaLinks {
  public:
-  // Connects this rank with its keeper, and those with it of whom it is the
-  // keeper. COLLECTIVE, blocking; the same error on all ranks: Unavailable.
+  // Connects this rank with its keeper and with the ranks whose keeper it is.
+  // COLLECTIVE, blocking. Returns Unavailable, the same error on all ranks.
   static absl::StatusOr<std::unique_ptr<ReplicaLinks>> Connect(
       const std::vector<int>& keepers, Communicator* comm);
   ~ReplicaLinks();
 
   const std::vector<int>& keepers() const { return keepers_; }
 
-  // Sends this rank's data file of the save `id` in `folder`, and writes those
-  // of others; all are on the disk then, here and at the keeper. All ranks call
-  // it, each when it likes. Cancelled as soon as `given_up` says so;
-  // Unavailable naming a rank that has ended. After an error the links are of
-  // no use. LOCAL, blocking.
+  // Sends this rank's data file of the save `id` in `folder` to the keeper, and
+  // writes those that it keeps; when it returns all are on the disk, here and
+  // at the keeper. All ranks call it, each at any time. Returns Cancelled as
+  // soon as `given_up` returns true, and Unavailable naming a rank that has
+  // ended. After an error the links cannot be used any more. LOCAL, blocking.
   absl::Status Exchange(const Folder& folder, uint64_t id,
                         const std::function<bool()>& given_up);
 
@@ -57,7 +57,7 @@ class ReplicaLinks {
   const std::vector<int> keepers_;
   const int rank_;
   int out_ = -1;         // to the keeper
-  std::vector<int> in_;  // by rank; -1: this one keeps nothing of it
+  std::vector<int> in_;  // by rank; -1: this rank keeps nothing for it
 };
 
 }  // namespace tessera

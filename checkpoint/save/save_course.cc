@@ -14,12 +14,13 @@
 namespace tessera {
 namespace {
 
-// Rank 0 may keep the board: how long it waits at most until all have read how
+// Rank 0 may keep the board: it waits at most this long until all have read how
 // the save ended.
 constexpr absl::Duration kSeenWait = absl::Seconds(5);
 constexpr absl::Duration kBeat = absl::Milliseconds(100);
 
-// Grows with what is waited for, and with the number of those who ask.
+// The pause between two looks; it grows with the time waited, and with the
+// number of ranks that ask.
 class Pace {
  public:
   explicit Pace(int world_size)
@@ -66,10 +67,10 @@ absl::Status SaveCourse::Lead() {
   absl::Status status = GatherFiles(&files);
   if (status.ok()) status = CommitBusily(files);
   if (status.ok() && plan_.options.node_local) status = AwaitHosts();
-  // One that is in place, or may be, stays.
+  // A checkpoint that is in place, or may be, stays.
   const bool undone = !status.ok() && (!committed_ || plan_.options.node_local);
   if (undone) plan_.saving->Abandon();
-  plan_.saving.reset();  // who hears of the end may save there at once
+  plan_.saving.reset();  // whoever learns of the end may save there at once
   if (status.ok()) AfterCommit();
   if (plan_.world_size > 1) {
     notes_.Tell(undone ? "undone" : "ended", StatusToText(status));
@@ -78,8 +79,8 @@ absl::Status SaveCourse::Lead() {
   return status;
 }
 
-// What follows a commit does not change how the save has ended. It may take its
-// time, and the others, who may wait for the save, hear that.
+// What follows a commit does not change the save's result. It may take its
+// time, and the others, which may wait for the save, are kept informed.
 void SaveCourse::AfterCommit() {
   if (!plan_.options.after_commit) return;
   Aside after([this] {
@@ -92,7 +93,7 @@ void SaveCourse::AfterCommit() {
                      << "follow failed: " << after.status().message();
 }
 
-// Until all files are there, or the first error.
+// Runs until all files are there, or until the first error.
 absl::Status SaveCourse::GatherFiles(Files* files) {
   Aside writing([this] { return WriteFile(); });
   std::vector<int> missing = Others();
@@ -122,7 +123,7 @@ absl::Status SaveCourse::GatherFiles(Files* files) {
   return absl::OkStatus();
 }
 
-// Until the leaders of other folders have committed there, too.
+// Runs until the leaders of other folders have committed, too.
 absl::Status SaveCourse::AwaitHosts() {
   std::vector<int> missing = Others();
   missing.erase(
@@ -131,7 +132,8 @@ absl::Status SaveCourse::AwaitHosts() {
           [this](int r) { return plan_.leaders[static_cast<size_t>(r)] != r; }),
       missing.end());
   Pace pace(plan_.world_size);
-  notes_.ListenAnew();  // to those who have written, too
+  notes_.ListenAnew();  // this restarts the patience for ranks that have
+                        // written, too
   while (true) {
     notes_.TellBusy();
     TESSERA_RETURN_IF_ERROR(TakeFiles("committed", &missing, nullptr));
@@ -158,8 +160,8 @@ void SaveCourse::AwaitSeen() {
 
 // ---- rank 0, and other leaders
 
-// Takes those of `missing` that have come as far as `kind`; what they have
-// written, unless `files` is null.
+// Removes from `missing` those that have come as far as `kind`, and collects
+// what they have written, unless `files` is null.
 absl::Status SaveCourse::TakeFiles(absl::string_view kind,
                                    std::vector<int>* missing, Files* files) {
   if (missing->empty()) return absl::OkStatus();
@@ -202,7 +204,7 @@ absl::Status SaveCourse::Commit(const Files& files) {
   manifest.set_saved_unix_micros(plan_.begun_micros);
   for (const proto::CheckpointFile& file : files) *manifest.add_files() = file;
   const absl::Status status = plan_.saving->Commit(manifest, &committed_);
-  // Of several folders, the save takes it back.
+  // With several folders the save is taken back.
   return committed_ && !plan_.options.node_local
              ? Annotate(status,
                         "the new checkpoint may be in place already, and may "
@@ -244,9 +246,9 @@ absl::Status SaveCourse::Follow() {
   return *result;
 }
 
-// What this rank has written of a save that was taken back. Who leads the
-// folder may have swept it before; or will, if it has committed there: a
-// manifest goes before the files that it names.
+// Removes what this rank has written for a save that was taken back. The leader
+// of the folder may have swept it before. If the leader has committed there it
+// will do so: a manifest is removed before the files that it names.
 void SaveCourse::RemoveFiles() const {
   const absl::StatusOr<Folder> folder =
       Folder::Open(plan_.dir, FileSystem::Real());
@@ -265,8 +267,8 @@ void SaveCourse::RemoveFiles() const {
   }
 }
 
-// Of a leader that is not rank 0: commits in its folder, once all files of all
-// hosts are there. nullopt unless rank 0 has ended the save meanwhile.
+// A leader that is not rank 0 commits in its folder, once all files of all
+// hosts are there. Returns nullopt unless rank 0 has ended the save meanwhile.
 std::optional<absl::Status> SaveCourse::CommitPart() {
   Files files(static_cast<size_t>(plan_.world_size));
   files[static_cast<size_t>(plan_.rank)] = file_;
@@ -289,13 +291,13 @@ std::optional<absl::Status> SaveCourse::CommitPart() {
 
 void SaveCourse::EndPart(const absl::Status& result) {
   // If rank 0 is gone and has not said that the save failed, others may have
-  // committed: what is here is a part of that.
+  // committed; then this is a part of their checkpoint.
   if (undone_) plan_.saving->Abandon();
   plan_.saving.reset();
   if (result.ok()) AfterCommit();
 }
 
-// What rank 0 says of the save's end, if it has.
+// Returns what rank 0 says about the save's end, if it has.
 std::optional<absl::Status> SaveCourse::HearResult() {
   const auto notes = notes_.Read({0});
   std::optional<SaveNote> note;
@@ -311,7 +313,7 @@ std::optional<absl::Status> SaveCourse::HearResult() {
     return Annotate(alive, absl::StrCat("checkpoint ", plan_.dir,
                                         ", which may be whole or not"));
   }
-  // Perhaps it came as far as the commit.
+  // It may have come as far as the commit.
   const auto folder = Folder::Open(plan_.dir, FileSystem::Real());
   if (folder.ok()) {
     const auto there = ReadManifest(*folder);
@@ -326,15 +328,15 @@ absl::Status SaveCourse::WriteFile() {
   absl::StatusOr<proto::CheckpointFile> written = WriteDataFile(
       {plan_.dir, plan_.id, plan_.rank, plan_.options.max_bandwidth},
       plan_.values, pieces_);
-  // Whoever waits for the rest to be written is not held up any longer.
+  // Whoever waits for the rest to be written need not wait any longer.
   if (!written.ok()) pieces_->Abandon();
   TESSERA_RETURN_IF_ERROR(written.status());
   file_ = *std::move(written);
   if (!plan_.options.node_local) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(const Folder folder,
                            Folder::Open(plan_.dir, FileSystem::Real()));
-  // Others commit when they hear that it is there. (In one folder who commits
-  // syncs it.)
+  // Others commit when they learn that it is there. (With one folder the rank
+  // that commits syncs it.)
   TESSERA_RETURN_IF_ERROR(folder.Sync());
   if (plan_.replicas == nullptr) return absl::OkStatus();
   return plan_.replicas->Exchange(folder, plan_.id,

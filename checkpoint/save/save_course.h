@@ -1,6 +1,6 @@
-// SaveCourse: one save of all ranks, from the first byte to its end; what
-// "tessera-save" runs. Which rank does what is in
-// checkpoint/save/pending_save.h.
+// SaveCourse is one save of all ranks, from the first byte to its end;
+// "tessera-save" runs it. checkpoint/save/pending_save.h says which rank does
+// what.
 #ifndef CHECKPOINT_SAVE_SAVE_COURSE_H_
 #define CHECKPOINT_SAVE_SAVE_COURSE_H_
 
@@ -22,18 +22,18 @@
 
 namespace tessera {
 
-// What the ranks have agreed on before.
+// SavePlan is what the ranks have agreed on before.
 struct SavePlan {
   std::string dir;
   int rank = 0;
   int world_size = 1;
   uint64_t id = 0;
   int64_t begun_micros = 0;
-  // By rank, who leads the folder that it writes to; empty: there is one
-  // folder, and rank 0 does.
+  // By rank, the leader of the folder that it writes to. Empty: there is one
+  // folder, which rank 0 leads.
   std::vector<int> leaders;
   ReplicaLinks* replicas = nullptr;  // null: there are none
-  // Of the folder that this rank leads; null: it leads none.
+  // The save of the folder that this rank leads; null: it leads none.
   std::unique_ptr<Saving> saving;
   PendingSaveOptions options;
   proto::CheckpointManifest head;
@@ -42,9 +42,10 @@ struct SavePlan {
 
 class SaveCourse {
  public:
-  // Both outlive this. LOCAL.
+  // `pieces` and `board` outlive this. LOCAL.
   SaveCourse(SavePlan plan, SavedPieces* pieces, NoteBoard* board);
-  // How it ended, as PendingSave::Wait says. LOCAL, as long as that takes.
+  // Runs the save and returns its result, as PendingSave::Wait does. LOCAL,
+  // blocking.
   absl::Status Run();
 
  private:
@@ -71,9 +72,9 @@ class SaveCourse {
   SavedPieces* const pieces_;
   NoteBoard* const board_;
   SaveNotes notes_;
-  proto::CheckpointFile file_;  // by WriteFile
+  proto::CheckpointFile file_;  // from WriteFile
   bool committed_ = false;
-  bool undone_ = false;  // rank 0 says so: nothing of it is to stay
+  bool undone_ = false;  // rank 0 says that nothing of it may stay
 };
 
 }  // namespace tessera

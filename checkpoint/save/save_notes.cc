@@ -48,7 +48,8 @@ std::optional<std::vector<SaveNote>> SaveNotes::Read(
     const std::vector<std::string> parts =
         absl::StrSplit(one, absl::MaxSplits(' ', 3));
     notes.emplace_back();
-    if (parts.size() != 4 || parts[0] != id_) continue;  // of a save before
+    if (parts.size() != 4 || parts[0] != id_)
+      continue;  // a note of an earlier save
     notes.back() = {parts[2], parts[3], parts[1]};
   }
   return notes;

@@ -1,12 +1,12 @@
-// SaveNotes: what the ranks of one save tell each other on a NoteBoard.
+// SaveNotes are what the ranks of one save write to each other on a NoteBoard.
 //
 //   "<save's id> <count> busy "             at work
 //   "<save's id> <count> written <file>"    a CheckpointFile: it is on the disk
-//   "<save's id> <count> committed <file>"  and the manifest of its host, too
+//   "<save's id> <count> written <file>"    a CheckpointFile: it is on the disk
+//   "<save's id> <count> committed <file>"  and so is the manifest of its host
 //   "<save's id> <count> failed <status>"   this rank could not
-//   "<save's id> <count> ended <status>"    of rank 0: what became of the save
-//   "<save's id> <count> undone <status>"   the same, if it was taken back
-//   "<save's id> <count> seen "             this rank has read that
+//   "<save's id> <count> ended <status>"    from rank 0: the save's result
+//   "<save's id> <count> undone <status>"   as "ended", if it was taken back
 //
 // The count grows as long as the rank is at work.
 #ifndef CHECKPOINT_SAVE_SAVE_NOTES_H_
@@ -26,7 +26,7 @@
 namespace tessera {
 
 struct SaveNote {
-  std::string kind;  // "" before the rank has written one of this save
+  std::string kind;  // "" before the rank has written a note of this save
   std::string text;
   std::string count;
 };
@@ -35,19 +35,20 @@ class SaveNotes {
  public:
   SaveNotes(NoteBoard* board, uint64_t id, int world_size);
 
-  // Until it is on the board; false if rank 0, which may keep the board, has
-  // ended or does not answer for the board's patience.
+  // Writes a note and waits until it is on the board. Returns false if rank 0,
+  // which may keep the board, has ended or does not answer for the board's
+  // patience.
   bool Tell(absl::string_view kind, absl::string_view text);
-  // The last note again, if a second has passed since. Once: not on the board
-  // if that does not answer.
+  // Writes the last note again, if a second has passed since. It tries once: if
+  // the board does not answer the note is not written.
   void TellBusy();
 
-  // The notes of `ranks`; nullopt if the board is silent.
+  // Returns the notes of `ranks`; nullopt if the board is silent.
   std::optional<std::vector<SaveNote>> Read(const std::vector<int>& ranks);
-  // Whether `rank`, of which `note` was read now (nullopt: the board is
-  // silent), has ended, or has said nothing new for the board's patience.
+  // Returns an error if `rank`, whose `note` was read now (nullopt: the board
+  // is silent), has ended or has said nothing new for the board's patience.
   absl::Status CheckAlive(int rank, const std::optional<SaveNote>& note);
-  // Nobody has been silent up to now: this rank did not listen.
+  // Restarts the patience for all ranks, since this rank did not listen.
   void ListenAnew();
 
  private:

@@ -18,7 +18,8 @@ namespace {
 
 constexpr absl::Duration kLimitedSync = absl::Seconds(1);
 
-// Not more than max_bandwidth, and not all at the end by the system.
+// Limits writes to max_bandwidth, and keeps the system from writing all at the
+// end.
 class Throttle {
  public:
   explicit Throttle(int64_t max_bandwidth) : max_bandwidth_(max_bandwidth) {}

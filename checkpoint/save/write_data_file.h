@@ -1,4 +1,4 @@
-// The data file of one rank of a save.
+// Writes the data file of one rank of a save.
 #ifndef CHECKPOINT_SAVE_WRITE_DATA_FILE_H_
 #define CHECKPOINT_SAVE_WRITE_DATA_FILE_H_
 
@@ -17,12 +17,13 @@ struct DataFileOptions {
   std::string dir;  // of the checkpoint
   uint64_t id = 0;  // of the save
   int rank = 0;
-  // Bytes written in a second at most; 0: no limit.
+  // The most bytes written in a second; 0: no limit.
   int64_t max_bandwidth = 0;
 };
 
-// Writes `pieces` and `values` (names and bytes) and syncs them. LOCAL; as long
-// as a disk takes. FileError's; Cancelled: the pieces were abandoned.
+// Writes `pieces` and `values` (names and bytes) and syncs them. LOCAL; takes
+// as long as the disk does. Errors are those of FileError, and Cancelled if the
+// pieces were abandoned.
 absl::StatusOr<proto::CheckpointFile> WriteDataFile(
     const DataFileOptions& options,
     const std::vector<std::pair<std::string, std::string>>& values,

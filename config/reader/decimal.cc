@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// Whether what is in front of an exponent is not zero.
+// Returns whether the digits before an exponent are not all zero.
 bool HasDigitAboveZero(absl::string_view text) {
   return text.substr(0, text.find_first_of("eE")).find_first_of("123456789") !=
          text.npos;

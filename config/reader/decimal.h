@@ -1,4 +1,4 @@
-// Decimal text -> double, with what is lost.
+// Reads decimal text as a double and reports what is lost.
 #ifndef CONFIG_READER_DECIMAL_H_
 #define CONFIG_READER_DECIMAL_H_
 
@@ -12,17 +12,18 @@ enum class Decimal {
   kRight,  // the nearest double, or a zero that is written as one
   kNone,   // no number, or one of more digits than are read
   kTooLarge,
-  kTooSmall,  // becomes 0, and is not
+  kTooSmall,  // becomes 0, though it is not written as 0
 };
 
-// "-1.5e3", as absl::SimpleAtod reads it, but for -0, which is 0 here. `value`
-// is set with kRight alone. inf and nan are kRight.
+// Reads "-1.5e3" and so on as absl::SimpleAtod does, except for -0, which is 0
+// here. Sets `value` for kRight only. inf and nan are kRight.
 Decimal ReadDecimal(absl::string_view text, double* value);
 
-// "the number 1e400 is too large: ..." of one that is not kRight.
+// Returns "the number 1e400 is too large: ..." for a text that is not kRight.
 std::string FaultOf(absl::string_view text, Decimal decimal);
 
-// NaN, Infinity and inf, in any case: what JSON cannot write.
+// Returns whether it is NaN, Infinity or inf, in any case, which JSON cannot
+// write.
 bool IsNoFiniteNumber(absl::string_view word);
 
 }  // namespace tessera

@@ -25,7 +25,8 @@ void Faults::AddText(const std::string& path, std::string what) {
 
 ConfigFault Faults::At(const std::string& path, std::string what) const {
   ConfigFault fault{record_.AsWritten(path), std::move(what), std::nullopt};
-  // Of what is not in the file, where that is which it would be in.
+  // The position of something that is not in the file is that of what would
+  // contain it.
   for (std::string at = path; !at.empty();) {
     const auto found = record_.positions.find(at);
     if (found != record_.positions.end()) {

@@ -1,4 +1,4 @@
-// What is wrong with a configuration, collected while it is checked.
+// Collects what is wrong with a configuration while it is checked.
 #ifndef CONFIG_READER_FAULTS_H_
 #define CONFIG_READER_FAULTS_H_
 
@@ -13,9 +13,10 @@
 
 namespace tessera {
 
-// Paths are of fields' names, as in ReadRecord; faults come out as written and
-// with positions, where the record has them. Of paths that the record calls
-// doubtful, or that have a fault, none comes out.
+// Paths consist of field names, as in ReadRecord. Faults are reported with
+// paths as written and with positions, where the record has them. A path that
+// the record calls doubtful, or that has a fault already, gets no further
+// fault.
 class Faults {
  public:
   // `record` is borrowed.
@@ -26,28 +27,29 @@ class Faults {
     AddText(path, absl::StrCat(what...));
   }
 
-  // What is no fault, and should be known.
+  // Adds something that is no fault but should be known.
   template <typename... Args>
   void Note(const std::string& path, const Args&... what) {
     if (!IsDoubtful(path)) notes_.push_back(At(path, absl::StrCat(what...)));
   }
 
-  // Adds that `name` is none of `names`, with the nearest of them; of `others`,
-  // which are known and do not run here, where none of those is near.
+  // Adds a fault: `name` is none of `names`. It offers the nearest of them, or,
+  // if none is near, the nearest of `others`, which are known but not supported
+  // here.
   void AddUnknown(const std::string& path, const std::string& name,
                   const char* expected, const std::vector<std::string>& names,
                   const std::vector<std::string>& others = {});
-  // Adds a fault for each that is "".
+  // Adds a fault for each empty value.
   void CheckNoneEmpty(
       const std::string& path,
       const google::protobuf::RepeatedPtrField<std::string>& values);
 
-  // True if the record doubts the path, something inside or what it is in, or
-  // one of these has a fault.
+  // Returns whether the path, a path inside it or one around it is doubtful in
+  // the record or has a fault.
   bool IsDoubtful(absl::string_view path) const;
-  // True if a file has the key, whatever its value.
+  // Returns whether a file has the key, whatever its value.
   bool IsWritten(const std::string& path) const;
-  // False of a message that was made in code.
+  // Returns false for a message that was made in code.
   bool is_of_file() const { return !record_.positions.empty(); }
   std::vector<ConfigFault> Take() { return std::move(faults_); }
   std::vector<ConfigFault> TakeNotes() { return std::move(notes_); }
@@ -62,7 +64,7 @@ class Faults {
   std::vector<ConfigFault> notes_;
 };
 
-// True if one path is the other or lies inside of it.
+// Returns whether one path is the other or lies inside it.
 bool PathsOverlap(absl::string_view a, absl::string_view b);
 
 }  // namespace tessera

@@ -21,8 +21,8 @@ const FieldDescriptor& Find(const Message& message, absl::string_view name) {
   return *field;
 }
 
-// The message that holds the last field of the path, which becomes `path`;
-// nullptr if it is not set.
+// Returns the message that holds the last field of the path, and sets `path` to
+// that field; nullptr if it is not set.
 const Message* Holder(const Message& message, absl::string_view* path) {
   const Message* holder = &message;
   for (size_t dot; (dot = path->find('.')) != path->npos;) {

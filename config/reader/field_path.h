@@ -1,4 +1,5 @@
-// Fields of nested messages by their path: "zero_optimization.stage".
+// Accesses fields of nested messages by their path: "zero_optimization.stage".
+// REQUIRES: there is such a field.
 #ifndef CONFIG_READER_FIELD_PATH_H_
 #define CONFIG_READER_FIELD_PATH_H_
 
@@ -9,13 +10,14 @@
 
 namespace tessera {
 
-// Whether it is set; of a list, not empty. REQUIRES, as all here: there is such
-// a field.
+// Returns whether the field is set; for a list, whether it is not empty.
 bool HasField(const google::protobuf::Message& message, absl::string_view path);
-// Its value as text format has it; a list's joined by commas. REQUIRES: set.
+// Returns the field's value in text format; a list's values joined by commas.
+// REQUIRES: it is set.
 std::string FieldText(const google::protobuf::Message& message,
                       absl::string_view path);
-// REQUIRES: both are of one type, and `from` has it.
+// Copies a field. REQUIRES: both messages are of one type, and `from` has the
+// field.
 void CopyField(const google::protobuf::Message& from, absl::string_view path,
                google::protobuf::Message* to);
 

@@ -31,13 +31,13 @@ bool HasInside(const FieldDescriptor& field) {
          !IsFreeForm(field);
 }
 
-// A list of sections.
+// Returns whether the field is a list of sections.
 bool IsList(const FieldDescriptor& field) {
   return field.message_type() != nullptr && field.is_repeated() &&
          !field.is_map();
 }
 
-// Calls each(path, section) of what is inside of a section or a list of them.
+// Calls each(path, section) for what is inside a section or a list of them.
 template <typename Each>
 void ForEachInside(const std::string& here, const Message& message,
                    const FieldDescriptor& field, const Each& each) {
@@ -89,14 +89,14 @@ bool InRange(double value, const FieldOptions& options) {
          (!has(proto::below) || value < limit(proto::below));
 }
 
-// Whether it becomes neither 0 nor infinite as one: training computes so,
-// unless a module's parameters are float64.
+// Returns whether the value becomes neither 0 nor infinite as a float32:
+// training computes in that, unless a module's parameters are float64.
 bool IsFloat32(double value) {
   return value == 0 || (std::isfinite(static_cast<float>(value)) &&
                         static_cast<float>(value) != 0);
 }
 
-// `path` of one value: of a list's with its index.
+// Checks one value; the `path` of a list's value has its index.
 void CheckNumber(const std::string& path, const Message& message,
                  const FieldDescriptor& field, int index, Faults* faults) {
   std::string range = RangeOf(field);
@@ -179,7 +179,8 @@ void CheckFreeForm(const std::string& path, const Message& block,
   }
 }
 
-// Of a boolean that stands for a word: false is as if absent.
+// Returns whether it is false in a boolean that stands for a word, which is as
+// if absent.
 bool IsUnsetWord(const Message& message, const FieldDescriptor& field) {
   return field.cpp_type() == FieldDescriptor::CPPTYPE_BOOL &&
          field.options().HasExtension(proto::json_word) &&
@@ -229,7 +230,7 @@ bool IsDefault(const Message& message, const FieldDescriptor& field) {
   return ValueText(message, field) == ValueText(*other, field);
 }
 
-// Whether a block says itself that it is off: {"enabled": false}; one that is
+// Returns whether a block is off by its own {"enabled": false}. A block that is
 // not read is on only if it says so. `field` is the block's in `message`.
 bool IsOff(const Message& message, const FieldDescriptor& field) {
   const Message& block = Inside(message, field);
@@ -249,7 +250,7 @@ bool IsOff(const Message& message, const FieldDescriptor& field) {
              : IsDefault(block, *off_by);
 }
 
-// Whether a value asks for nothing: a count that is none, or the default.
+// Returns whether a value requests nothing: a count of 0, or the default.
 bool IsInert(const Message& message, const FieldDescriptor& field) {
   if (IsDefault(message, field)) return true;
   return field.has_default_value() &&

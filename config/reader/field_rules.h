@@ -1,6 +1,6 @@
-// What the options of the schema's fields (config/reader/json_options.proto)
-// say about the values of a message: ranges, words, and what becomes of a
-// field.
+// Applies what the options of the schema's fields
+// (config/reader/json_options.proto) say about the values of a message: ranges,
+// words, and whether a field has an effect.
 #ifndef CONFIG_READER_FIELD_RULES_H_
 #define CONFIG_READER_FIELD_RULES_H_
 
@@ -13,29 +13,29 @@
 
 namespace tessera {
 
-// Adds a fault for each value out of its range, no word of its list, or of a
-// field that is refused. Words are given the case of the list.
+// Adds a fault for each value that is out of its range or no word of its list,
+// and for each refused field. Gives words the case of the list.
 void CheckFields(google::protobuf::Message* message, Faults* faults);
 
-// Adds a note for each field that is written and has no effect, or is
-// deprecated. Of a message that was made in code, whatever differs from its
-// default is written.
+// Adds a note for each written field that has no effect or is deprecated. In a
+// message that was made in code, whatever differs from its default counts as
+// written.
 void NoteIneffectiveKeys(const google::protobuf::Message& message,
                          Faults* faults);
 
-// A line for each field with a value that needs what is missing in this
-// version: "path: value: what is missing".
+// Returns a line for each field whose value needs something that this version
+// lacks: "path: value: what is missing".
 std::vector<std::string> MissingFeatures(
     const google::protobuf::Message& message);
 
-// "at least 1", "0 to 127", "a finite number above 0"; "" if any number will
-// do.
+// Returns "at least 1", "0 to 127", "a finite number above 0"; "" if any number
+// is allowed.
 std::string RangeOf(const google::protobuf::FieldDescriptor& field);
 
-// "none, cpu or nvme"
+// Returns "none, cpu or nvme".
 std::string JoinWords(const std::vector<std::string>& words);
 
-// A scalar as text format has it: 3, true, "cpu".
+// Returns a scalar in text format: 3, true, "cpu".
 std::string ValueText(const google::protobuf::Message& message,
                       const google::protobuf::FieldDescriptor& field,
                       int index = -1);

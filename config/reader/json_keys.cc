@@ -32,8 +32,8 @@ void Collect(const Descriptor& schema, absl::string_view key,
   }
 }
 
-// Names of torch.optim's users, Hugging Face's TrainingArguments and
-// Lightning's Trainer, and what they are here.
+// Names that users of torch.optim, Hugging Face's TrainingArguments and
+// Lightning's Trainer know, and the corresponding keys here.
 struct Synonym {
   absl::string_view theirs, key;
 };
@@ -52,8 +52,8 @@ constexpr Synonym kSynonyms[] = {
 };
 
 // Keys that real files have at the top level, where DeepSpeed ignores them.
-// None of them may say what is computed: a batch size, a rate, a seed, a dtype,
-// a number of layers is an error, since it would be lost.
+// None of them may change what is computed: a batch size, a rate, a seed, a
+// dtype or a number of layers is an error, since it would be lost.
 struct Foreign {
   const char* what;
   std::vector<absl::string_view> keys;

@@ -20,8 +20,8 @@ bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsHighSurrogate(uint32_t code) { return code >= 0xD800 && code < 0xDC00; }
 bool IsLowSurrogate(uint32_t code) { return code >= 0xDC00 && code < 0xE000; }
 
-// Recursive descent over `text_`; every function leaves the cursor behind what
-// it read.
+// Parser is a recursive-descent parser of `text_`; every function leaves the
+// cursor behind what it read.
 class Parser {
  public:
   Parser(absl::string_view text, absl::string_view file_name,
@@ -50,8 +50,8 @@ class Parser {
 
  private:
   bool AtEnd() const { return offset_ == text_.size(); }
-  // The byte at the cursor, or 0 at the end; a NUL in the text is never legal,
-  // so the two need no telling apart except in messages.
+  // Returns the byte at the cursor, or 0 at the end. A NUL in the text is never
+  // legal, so only messages need to distinguish the two.
   char Peek() const { return AtEnd() ? '\0' : text_[offset_]; }
   absl::string_view Rest() const { return text_.substr(offset_); }
 
@@ -77,7 +77,7 @@ class Parser {
     return Fault(position_, message);
   }
 
-  // What is at the cursor, in words.
+  // Describes what is at the cursor.
   std::string Seen() const {
     if (AtEnd()) return "the end of the file";
     const unsigned char c = static_cast<unsigned char>(Peek());
@@ -134,7 +134,7 @@ class Parser {
     return ReadString(value.text);
   }
 
-  // The letters, digits and underscores at the cursor.
+  // Returns the letters, digits and underscores at the cursor.
   absl::string_view Word() const {
     size_t length = 0;
     const absl::string_view rest = Rest();
@@ -165,7 +165,7 @@ class Parser {
     return absl::OkStatus();
   }
 
-  // -?(0|[1-9][0-9]*)(.[0-9]+)?([eE][+-]?[0-9]+)?
+  // Reads -?(0|[1-9][0-9]*)(.[0-9]+)?([eE][+-]?[0-9]+)?
   absl::Status ReadNumber(JsonValue& value) {
     const size_t start = offset_;
     if (Peek() == '-') Advance();
@@ -242,7 +242,7 @@ class Parser {
     return absl::OkStatus();
   }
 
-  // The cursor is at the u of "\uXXXX".
+  // Reads an escape; the cursor is at the u of "\uXXXX".
   absl::Status ReadUnicodeEscape(JsonPosition start, std::string& out) {
     uint32_t code = 0;
     TESSERA_RETURN_IF_ERROR(ReadHex4(code));
@@ -288,7 +288,7 @@ class Parser {
     return SkipBlank();
   }
 
-  // After an element: steps over the comma, or stays at `close`.
+  // Ends an element: steps over the comma, or stays at `close`.
   absl::Status EndElement(char close) {
     TESSERA_RETURN_IF_ERROR(SkipBlank());
     if (Peek() == close) return absl::OkStatus();

@@ -1,13 +1,13 @@
-// JSON with positions: text -> a small tree in which every value and every key
-// knows its line and column.
+// Parses JSON text into a small tree in which every value and every key knows
+// its line and column.
 //
-// Reads strict JSON (RFC 8259) and what people write in DeepSpeed files:
+// It reads strict JSON (RFC 8259) and what people write in DeepSpeed files:
 // comments (// and # to the end of the line, /* */), a comma after the last
-// element, and a UTF-8 byte order mark. Refuses duplicate keys, lone
+// element, and a UTF-8 byte order mark. It refuses duplicate keys, lone
 // surrogates, text that is not UTF-8, unquoted or single-quoted strings, NaN,
 // Infinity, and whatever exceeds JsonLimits.
 //
-// Threads: functions without state; a JsonValue is plain data.
+// Threads: functions have no state; a JsonValue is plain data.
 #ifndef CONFIG_READER_JSON_READER_H_
 #define CONFIG_READER_JSON_READER_H_
 
@@ -21,7 +21,7 @@
 
 namespace tessera {
 
-// Both from 1; the column counts characters, not bytes.
+// Lines and columns count from 1; the column counts characters, not bytes.
 struct JsonPosition {
   int line = 1;
   int column = 1;
@@ -29,7 +29,8 @@ struct JsonPosition {
 
 enum class JsonKind { kNull, kBool, kNumber, kString, kArray, kObject };
 
-// "null", "a boolean", "a number", "a string", "an array", "an object"
+// Returns "null", "a boolean", "a number", "a string", "an array" or "an
+// object".
 absl::string_view JsonKindName(JsonKind kind);
 
 struct JsonMember;
@@ -45,11 +46,11 @@ struct JsonValue {
   std::vector<JsonValue> elements;  // kArray
   std::vector<JsonMember> members;  // kObject, in the order of the file
 
-  // The exact integer, if this is a number that is one of 64 bits: 50000000,
-  // 5e7, 2.0, 1e18.
+  // Returns the exact integer if this is a number that is a 64-bit integer:
+  // 50000000, 5e7, 2.0, 1e18.
   std::optional<int64_t> AsInt64() const;
 
-  // The member of that key, or nullptr. REQUIRES: kind == kObject.
+  // Returns the member of that key, or nullptr. REQUIRES: kind == kObject.
   const JsonValue* Find(absl::string_view key) const;
 };
 
@@ -61,28 +62,30 @@ struct JsonMember {
 
 struct JsonLimits {
   int max_depth = 64;             // nested arrays and objects
-  int64_t max_bytes = 16 << 20;   // of the whole text
-  int64_t max_values = 16 << 20;  // in it, whatever is nested in what
+  int64_t max_bytes = 16 << 20;   // bytes of the whole text
+  int64_t max_values = 16 << 20;  // values in the text, at any depth
 };
 
-// A key that its object has already; what it holds is read, and left out.
+// A key that its object has already; its value is read and left out.
 struct JsonDuplicate {
   std::string path;  // "zero_optimization.stage"
   JsonPosition position, first;
 };
 
 // Returns the one value that `text` holds, or InvalidArgument with
-// "file_name:line:column: what is wrong" for the first fault. With `duplicates`
-// keys that an object has twice are no fault but added to it.
+// "file_name:line:column: what is wrong" for the first fault. With
+// `duplicates`, repeated keys of an object are added to it instead of being a
+// fault.
 absl::StatusOr<JsonValue> ReadJson(
     absl::string_view text, absl::string_view file_name,
     const JsonLimits& limits = {},
     std::vector<JsonDuplicate>* duplicates = nullptr);
 
-// The value as strict JSON on one line, numbers as they were written.
+// Returns the value as strict JSON on one line, with numbers as they were
+// written.
 std::string ToJsonText(const JsonValue& value);
 
-// "file_name:line:column"
+// Returns "file_name:line:column".
 std::string FormatPosition(absl::string_view file_name, JsonPosition position);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// What there is to do with JSON once it is read.
+// Uses JSON values once they are read.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -68,7 +68,8 @@ std::string FormatPosition(absl::string_view file_name, JsonPosition position) {
 
 std::optional<int64_t> JsonValue::AsInt64() const {
   if (kind != JsonKind::kNumber) return std::nullopt;
-  // digits * 10^exponent, zeros at the end of the digits left out.
+  // Splits the number into digits * 10^exponent, without zeros at the end of
+  // the digits.
   const std::pair<absl::string_view, absl::string_view> parts =
       absl::StrSplit(text, absl::MaxSplits(absl::ByAnyChar("eE"), 1));
   if (number == 0) return 0;  // whatever its exponent

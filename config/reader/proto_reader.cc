@@ -28,7 +28,8 @@ std::string AtIndex(absl::string_view path, size_t index) {
   return absl::StrCat(path, "[", index, "]");
 }
 
-// The string that the field takes beside, or instead of, its own kind; or "".
+// Returns the string that the field takes beside, or instead of, its own kind;
+// or "".
 const std::string& Word(const FieldDescriptor& field) {
   return field.options().GetExtension(proto::json_word);
 }
@@ -38,7 +39,8 @@ bool IsWord(const FieldDescriptor& field, const JsonValue& value) {
          value.text == Word(field);
 }
 
-// "auto" stands for a value that the program knows, unless it is itself one.
+// Returns whether it is "auto", which stands for a value that the program
+// knows, unless it is itself a value of the field.
 bool IsAuto(const FieldDescriptor& field, const JsonValue& value) {
   if (value.kind != JsonKind::kString || value.text != "auto") return false;
   const auto& words = field.options().GetRepeatedExtension(proto::one_of);
@@ -47,7 +49,7 @@ bool IsAuto(const FieldDescriptor& field, const JsonValue& value) {
          std::find(words.begin(), words.end(), "auto") == words.end();
 }
 
-// The kind of JSON value that one value of the field is.
+// Returns the kind of JSON value that one value of the field is.
 JsonKind KindOf(const FieldDescriptor& field) {
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT32:
@@ -74,7 +76,7 @@ bool Fits(const FieldDescriptor& field, const JsonValue& value) {
   return IsWord(field, value) || (value.kind == KindOf(field) && !only_word);
 }
 
-// What a JSON value must be to fit one value of the field.
+// Returns what a JSON value must be to fit one value of the field.
 std::string ExpectedBy(const FieldDescriptor& field) {
   const std::string word =
       Word(field).empty() ? "" : absl::StrCat("\"", Word(field), "\"");
@@ -90,7 +92,7 @@ std::string ExpectedBy(const FieldDescriptor& field) {
   }
 }
 
-// The same for all fields that share its key.
+// Returns ExpectedBy for all fields that share its key.
 std::string Expected(const FieldDescriptor& field) {
   std::string expected = ExpectedBy(field);
   const std::string key = JsonKeys(field)[0];
@@ -103,8 +105,8 @@ std::string Expected(const FieldDescriptor& field) {
   return expected;
 }
 
-// The field that has this key; of several, the first that fits the value, or
-// the first.
+// Returns the field that has this key; of several, the first that fits the
+// value, or else the first.
 const FieldDescriptor* FieldOf(const Descriptor& level,
                                const JsonMember& member) {
   const FieldDescriptor* first = nullptr;
@@ -117,7 +119,7 @@ const FieldDescriptor* FieldOf(const Descriptor& level,
   return first;
 }
 
-// A value as a message shows it: strings quoted and cut, numbers as written.
+// Formats a value for a message: strings quoted and cut, numbers as written.
 std::string Got(const JsonValue& value) {
   constexpr size_t kMaxShown = 40;
   switch (value.kind) {
@@ -207,7 +209,7 @@ class JsonToProto {
     ReadOne(value, field_path, field, message);
   }
 
-  // "zero_optimization": true
+  // Reads forms such as "zero_optimization": true.
   void ReadBoolOf(const JsonValue& value, const std::string& path,
                   const FieldDescriptor& field, Message* message) {
     const std::string& name = field.options().GetExtension(proto::json_bool);
@@ -235,7 +237,7 @@ class JsonToProto {
   void Unknown(const Descriptor& level, const std::string& path,
                const JsonMember& member) {
     const std::string key = absl::Utf8SafeCEscape(member.key);
-    // A name that exists elsewhere was put in the wrong place; otherwise it is
+    // A name that exists elsewhere is in the wrong place; otherwise it is
     // misspelt, or another library's.
     const std::string wanted = KeyMeant(member.key);
     const std::string elsewhere =
@@ -286,7 +288,7 @@ class JsonToProto {
     }
   }
 
-  // An object whose keys are free; of strings to strings.
+  // Reads an object whose keys are free, a map of strings to strings.
   void ReadMap(const JsonValue& value, const std::string& path,
                const FieldDescriptor& field, Message* message) {
     if (value.kind != JsonKind::kObject) {

@@ -1,12 +1,13 @@
-// Text -> protobuf message, through reflection, with positions and all faults.
+// Reads text into a protobuf message, through reflection, with positions and
+// all faults.
 //
-// Why not protobuf's own reader of JSON: it ends at the first fault, keeps no
+// Protobuf's own JSON reader is not used: it ends at the first fault, keeps no
 // positions, and knows neither DeepSpeed's second names of keys nor "auto". Its
 // reader of text format keeps positions, and is used.
 //
-// The message type is the schema: a JSON key is a field's name (or what its
-// options say, config/reader/json_options.proto), an object a message, an array
-// a repeated field; a map's keys are free, and a FreeForm takes anything.
+// The message type is the schema. A JSON key is a field's name (or what its
+// options say, config/reader/json_options.proto), an object is a message, an
+// array a repeated field; a map's keys are free, and a FreeForm takes anything.
 // Protobuf text format has names only.
 #ifndef CONFIG_READER_PROTO_READER_H_
 #define CONFIG_READER_PROTO_READER_H_
@@ -30,33 +31,35 @@ struct ConfigFault {
   bool is_unknown_key = false;
 };
 
-// What reading gave, besides the message. Paths are of fields' names:
-// "zero_optimization.stage".
+// ReadRecord is what reading found, besides the message. Paths consist of field
+// names: "zero_optimization.stage".
 struct ReadRecord {
-  // Where the value of each path is.
+  // The position of the value of each path.
   absl::btree_map<std::string, JsonPosition> positions;
   std::vector<ConfigFault> faults;
-  // Paths about which nothing further should be said, since what the user meant
-  // there is not known: faulty ones and those offered for an unknown key.
+  // Paths that get no further faults, since what the user meant there is not
+  // known: faulty ones and those offered for an unknown key.
   std::vector<std::string> doubtful_paths;
   // Fields that are written as "auto", and left unset.
   std::vector<std::string> autos;
-  // What the user should know, of what is no fault.
+  // What the user should know though it is no fault.
   std::vector<ConfigFault> notes;
-  // The path with the key that the file has, where that is not the name.
+  // The path with the key that the file has, where that is not the field's
+  // name.
   absl::btree_map<std::string, std::string> spellings;
 
-  // The path of a field, or of something inside of one, as the file has it.
+  // Returns the path of a field, or of something inside one, as the file has
+  // it.
   std::string AsWritten(const std::string& path) const;
 };
 
-// What a key is that the schema does not have: a fault, or a note. kForeign: a
-// note at the top level of JSON if others are known to write it there
-// (WhoseKey, config/reader/json_keys.h), else a fault.
+// Says what becomes of a key that the schema does not have: a fault, or a note.
+// kForeign makes it a note at the top level of JSON if other programs are known
+// to write it there (WhoseKey, config/reader/json_keys.h), otherwise a fault.
 enum class UnknownKeys { kFaults, kForeign, kNotes };
 
 // Sets the fields of `message` from `root`. Faulty parts are left unset and
-// recorded. Comments (IsCommentKey, config/reader/json_keys.h) are passed over.
+// recorded. Comment keys (IsCommentKey, config/reader/json_keys.h) are skipped.
 void ReadProtoFromJson(const JsonValue& root,
                        google::protobuf::Message* message, ReadRecord* record,
                        UnknownKeys unknown_keys = UnknownKeys::kFaults);

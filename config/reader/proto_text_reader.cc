@@ -1,4 +1,4 @@
-// Protobuf text -> message, with positions.
+// Reads protobuf text into a message, with positions.
 #include <string>
 #include <vector>
 
@@ -30,7 +30,7 @@ class FaultCollector : public google::protobuf::io::ErrorCollector {
  public:
   FaultCollector(UnknownKeys unknown_keys, ReadRecord* record)
       : unknown_keys_(unknown_keys), record_(*record) {}
-  // An unknown field.
+  // Protobuf reports an unknown field as a warning.
   void AddWarning(int line, google::protobuf::io::ColumnNumber column,
                   const std::string& message) override {
     if (unknown_keys_ == UnknownKeys::kNotes) {
@@ -48,7 +48,7 @@ class FaultCollector : public google::protobuf::io::ErrorCollector {
   }
 
  private:
-  // protobuf counts from 0.
+  // Converts positions: protobuf counts from 0.
   static JsonPosition PositionOf(int line, int column) {
     return {line + 1, column + 1};
   }
@@ -63,11 +63,12 @@ class IgnoredErrors : public google::protobuf::io::ErrorCollector {
                 const std::string&) override {}
 };
 
-// Numbers that a double cannot hold: protobuf makes 0 or infinity of them.
+// Finds numbers that a double cannot hold, which protobuf would turn into 0 or
+// infinity.
 void CheckNumbers(absl::string_view text, FaultCollector* collector) {
   namespace io = google::protobuf::io;
   io::ArrayInputStream stream(text.data(), static_cast<int>(text.size()));
-  IgnoredErrors errors;  // the parser tells of them
+  IgnoredErrors errors;  // the parser reports them
   io::Tokenizer tokenizer(&stream, &errors);
   tokenizer.set_allow_f_after_float(true);
   tokenizer.set_comment_style(io::Tokenizer::SH_COMMENT_STYLE);
@@ -98,7 +99,7 @@ void RecordPositions(const Message& message, TextFormat::ParseInfoTree& tree,
     const std::string field_path = Join(path, field->name());
     const auto note = [&](const std::string& at, int index) {
       const TextFormat::ParseLocation location = tree.GetLocation(field, index);
-      // Of "betas: [1, 2]" protobuf notes one place: element 0 stands for all.
+      // For "betas: [1, 2]" protobuf notes one place: element 0 stands for all.
       if (location.line < 0) return;
       record.positions[at] = {location.line + 1, location.column + 1};
     };
@@ -139,7 +140,7 @@ void ReadProtoFromText(absl::string_view text, Message* message,
   TextFormat::Parser parser;
   parser.RecordErrorsTo(&collector);
   parser.WriteLocationsTo(&tree);
-  parser.AllowUnknownField(true);  // it goes on behind one, with a warning
+  parser.AllowUnknownField(true);  // it continues after one, with a warning
   if (!parser.ParseFromString(std::string(text), message)) return;
   CheckNumbers(text, &collector);
   RecordPositions(*message, tree, "", *record);

@@ -1,4 +1,4 @@
-// UTF-8, as far as configurations need it.
+// Handles UTF-8 as far as configurations need it.
 #ifndef CONFIG_READER_UTF8_H_
 #define CONFIG_READER_UTF8_H_
 
@@ -9,11 +9,11 @@
 
 namespace tessera {
 
-// Bytes of the UTF-8 character at the front of `text`, 0 if it is malformed
-// (overlong forms, surrogates and values beyond U+10FFFF included).
+// Returns the bytes of the UTF-8 character at the front of `text`, 0 if it is
+// malformed (overlong forms, surrogates and values beyond U+10FFFF included).
 int Utf8Length(absl::string_view text);
 
-// Whether all of `text` is UTF-8.
+// Returns whether all of `text` is UTF-8.
 bool IsUtf8(absl::string_view text);
 
 void AppendUtf8(uint32_t code, std::string& out);

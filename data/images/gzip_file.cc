@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// What zlib is given, and what the result grows by, at a time.
+// Bytes that zlib gets, and by which the result grows, at a time.
 constexpr size_t kPiece = size_t{1} << 16;
 constexpr int kGzipOnly = 15 + 16;  // inflateInit2's window bits
 
@@ -44,7 +44,7 @@ absl::StatusOr<std::vector<uint8_t>> ReadGzipFile(const std::string& path,
     stream.avail_out = static_cast<uInt>(kPiece);
     outcome = inflate(&stream, Z_NO_FLUSH);
     result.resize(before + kPiece - stream.avail_out);
-    // Files one behind the other are one (RFC 1952, 2.2).
+    // Concatenated files are one file (RFC 1952, 2.2).
     if (outcome == Z_STREAM_END && !(rest.empty() && stream.avail_in == 0)) {
       outcome = inflateReset(&stream);
     }

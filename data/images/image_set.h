@@ -1,15 +1,16 @@
-// ImageSet: labelled images of one size as bytes, for classification.
+// ImageSet holds labelled images of one size as bytes, for classification.
 //
 //   image(i)   [C, H, W] bytes, plane after plane, row after row
 //   label(i)   0 .. num_classes() - 1
 //
-// CIFAR's files are used as they lie, mapped; MNIST's too where they are not
-// compressed. Numbers, means and augmentation are the model's affair.
+// CIFAR's files are mapped and used as they are; MNIST's too if they are not
+// compressed. Conversion to numbers, means and augmentation are the model's
+// task.
 //
 //   TESSERA_ASSIGN_OR_RETURN(const ImageSet train,
 //                            OpenCifar10(folder, ImageSplit::kTrain));
 //
-// Where the real sets are not at hand, data/images/made_images.h writes some of
+// Where the real sets are not at hand, data/images/made_images.h writes sets of
 // the same format. Threads: const methods may run concurrently.
 #ifndef DATA_IMAGES_IMAGE_SET_H_
 #define DATA_IMAGES_IMAGE_SET_H_
@@ -28,7 +29,7 @@ namespace tessera {
 
 enum class ImageSplit { kTrain, kTest };
 
-// Of an image of bytes, plane after plane.
+// The shape of an image of bytes, plane after plane.
 struct ImageShape {
   int64_t channels = 0;
   int64_t height = 0;
@@ -37,7 +38,7 @@ struct ImageShape {
   int64_t image_bytes() const { return channels * height * width; }
 };
 
-// Some images that lie in one buffer at equal distances.
+// Images that lie in one buffer at equal distances.
 struct ImagePart {
   const uint8_t* images = nullptr;  // the first one
   int64_t image_stride = 0;         // bytes from one to the next
@@ -57,15 +58,15 @@ class ImageSet {
   int64_t height() const { return shape_.height; }
   int64_t width() const { return shape_.width; }
 
-  // The channels() * height() * width() bytes of an image, and its class; valid
-  // as long as this or what it is moved to. REQUIRES: 0 <= index <
-  // num_images().
+  // Return the channels() * height() * width() bytes of an image, and its
+  // class. The bytes are valid as long as this or what it is moved to.
+  // REQUIRES: 0 <= index < num_images().
   absl::Span<const uint8_t> image(int64_t index) const;
   int64_t label(int64_t index) const;
 
-  // For readers of formats: what the bytes of `parts` lie in is `files` and
-  // `buffers`. DataLoss naming file, byte and image of the first label that is
-  // not below num_classes. O(images): reads every label.
+  // Makes a set, for readers of formats; the bytes of `parts` lie in `files`
+  // and `buffers`. Returns DataLoss naming file, byte and image of the first
+  // label that is not below num_classes. O(images): it reads every label.
   static absl::StatusOr<ImageSet> Make(
       ImageShape shape, int64_t num_classes, std::vector<ImagePart> parts,
       std::vector<MappedFile> files, std::vector<std::vector<uint8_t>> buffers);
@@ -73,7 +74,7 @@ class ImageSet {
  private:
   ImageSet() = default;
   absl::Status CheckLabels() const;
-  // The part of an image, and its number in it.
+  // Returns the part that has an image, and the image's index in it.
   std::pair<const ImagePart*, int64_t> Find(int64_t index) const;
 
   ImageShape shape_;

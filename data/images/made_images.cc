@@ -22,7 +22,7 @@ constexpr int kClasses = 10;
 constexpr int64_t kMaxImages = 10'000'000;
 
 // By class: how far a step to the right and one down move within the stripes,
-// of which one has 256 parts; and the heights in red, green and blue.
+// which repeat every 256 parts; and the heights in red, green and blue.
 struct Look {
   int right, down;
   int height[3];
@@ -33,7 +33,7 @@ constexpr Look kLooks[kClasses] = {
     {36, 36, {64, 64, 64}},  {36, -36, {96, 48, 24}}, {48, 16, {24, 48, 96}},
     {16, -48, {48, 96, 24}}};
 
-// A triangle of period 256 from -64 to 64.
+// Returns a triangle wave of period 256 from -64 to 64.
 int Triangle(int place) {
   const int within = place & 255;
   return (within < 128 ? within : 256 - within) - 64;
@@ -84,7 +84,8 @@ absl::Status Write(const File& file, absl::string_view bytes,
   return absl::OkStatus();
 }
 
-// What is still in a buffer is written by fclose, so its word counts.
+// Closes the file; fclose writes what is still in a buffer, so its result
+// matters.
 absl::Status Close(File file, const std::string& path) {
   if (std::fclose(file.release()) != 0) return FileError(errno, path);
   return absl::OkStatus();
@@ -103,7 +104,7 @@ absl::Status Begin(const std::string& folder, int64_t n, int64_t least) {
 
 int64_t NumTest(int64_t n) { return std::max<int64_t>(n / 5, kClasses); }
 
-// Images of two sets, or of two files, are made of different numbers.
+// Images of two sets, or of two files, come from different random numbers.
 Random RandomOf(uint64_t seed, uint64_t file) {
   return Random(MixBits(seed) ^ (file + 1) * kMixStep);
 }

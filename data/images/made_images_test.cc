@@ -78,7 +78,7 @@ TEST(MakeMnist, ClassesCanBeLearnt) {
   EXPECT_GE(NearestMean(train, test), 0.9);
 }
 
-// Golden: a change here changes the curves of all examples.
+// A change of these values changes the curves of all examples.
 TEST(MadeImages, BitsDependOnNumberAndSeedAlone) {
   const auto fingerprint = [](const std::string& path) {
     const std::string bytes = ReadBytes(path);

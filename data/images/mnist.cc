@@ -17,16 +17,16 @@
 namespace tessera {
 namespace {
 
-// The real sets have 60,000 x 28 x 28; a header that says more is damaged.
+// The real sets have 60,000 x 28 x 28; a larger header is damaged.
 constexpr int64_t kMaxBytes = int64_t{4} << 30;
 
-// What the bytes of an ImageSet lie in: files, and what was unpacked.
+// The memory that an ImageSet's bytes are in: files, and what was unpacked.
 struct Storage {
   std::vector<MappedFile> files;
   std::vector<std::vector<uint8_t>> buffers;
 };
 
-// A file of which the header has been read.
+// A file whose header has been read.
 struct Idx {
   std::string path;
   std::vector<int64_t> sizes;
@@ -38,7 +38,8 @@ int64_t BigEndian(const uint8_t* bytes) {
   return int64_t{bytes[0]} << 24 | bytes[1] << 16 | bytes[2] << 8 | bytes[3];
 }
 
-// The bytes of `path`, or of `path`.gz unpacked, kept in `storage`.
+// Returns the bytes of `path`, or of `path`.gz unpacked, and keeps them in
+// `storage`.
 absl::StatusOr<absl::Span<const uint8_t>> ReadBytes(std::string* path,
                                                     Storage* storage) {
   const std::string zipped = *path + ".gz";
@@ -54,7 +55,7 @@ absl::StatusOr<absl::Span<const uint8_t>> ReadBytes(std::string* path,
   return storage->files.back().bytes();
 }
 
-// `dims` sizes follow the magic number 0x000008 `dims`.
+// Reads a file in which `dims` sizes follow the magic number 0x000008 `dims`.
 absl::StatusOr<Idx> ReadIdx(const std::string& path, int64_t dims,
                             Storage* storage) {
   Idx idx;

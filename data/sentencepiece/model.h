@@ -1,5 +1,5 @@
-// What is used of SentencePiece, without its header: that has an
-// absl::string_view of its own, so no file can include both.
+// Wraps what is used of SentencePiece without its header, which defines an
+// absl::string_view of its own, so that no file can include both.
 #ifndef DATA_SENTENCEPIECE_MODEL_H_
 #define DATA_SENTENCEPIECE_MODEL_H_
 
@@ -19,7 +19,7 @@ class SentencePieceModel {
   SentencePieceModel();
   ~SentencePieceModel();
 
-  // These return "" or what was wrong, in SentencePiece's words.
+  // These return "" or the error in SentencePiece's words.
   std::string Load(const std::string& path);
   std::string Encode(std::string_view text, std::vector<int>* ids) const;
   std::string Decode(const std::vector<int>& ids, std::string* text) const;

@@ -18,7 +18,7 @@ SentencePieceTokenizer::~SentencePieceTokenizer() = default;
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> SentencePieceTokenizer::Open(
     const std::string& path) {
-  // SentencePiece says of a file that it cannot open no more than that.
+  // SentencePiece gives no reason for a file that it cannot open, so this does.
   TESSERA_RETURN_IF_ERROR(MappedFile::Open(path).status());
   auto tokenizer = absl::WrapUnique(new SentencePieceTokenizer);
   const std::string words = tokenizer->model_->Load(path);

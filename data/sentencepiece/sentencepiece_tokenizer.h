@@ -1,8 +1,8 @@
-// SentencePieceTokenizer: a model that SentencePiece has trained (BPE, unigram,
-// word or char), from its .model file: Kudo and Richardson, EMNLP 2018;
-// github.com/google/sentencepiece.
+// SentencePieceTokenizer uses a model that SentencePiece has trained (BPE,
+// unigram, word or char), from its .model file: Kudo and Richardson, EMNLP
+// 2018; github.com/google/sentencepiece.
 //
-// For programs without protobuf alone: see this room's BUILD.
+// Only programs without protobuf can use it: see this room's BUILD.
 #ifndef DATA_SENTENCEPIECE_SENTENCEPIECE_TOKENIZER_H_
 #define DATA_SENTENCEPIECE_SENTENCEPIECE_TOKENIZER_H_
 
@@ -23,8 +23,9 @@ class SentencePieceModel;
 
 class SentencePieceTokenizer : public Tokenizer {
  public:
-  // NotFound (and so on) with the path and the system's words; InvalidArgument
-  // with the path and SentencePiece's words for a file that is no model.
+  // Opens a model. Returns NotFound (and so on) with the path and the system's
+  // words, and InvalidArgument with the path and SentencePiece's words for a
+  // file that is no model.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Open(
       const std::string& path);
 

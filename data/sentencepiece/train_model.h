@@ -1,4 +1,4 @@
-// Trains a small model, for tests. Plain types: see model.h.
+// Trains a small model, for tests. It uses plain types, as model.h does.
 #ifndef DATA_SENTENCEPIECE_TRAIN_MODEL_H_
 #define DATA_SENTENCEPIECE_TRAIN_MODEL_H_
 
@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-// Writes PREFIX.model of the file `text`. `type`: "bpe" or "unigram". Returns
-// "" or what was wrong.
+// Trains on the file `text` and writes PREFIX.model. `type` is "bpe" or
+// "unigram". Returns "" or the error.
 std::string TrainSentencePiece(const std::string& text,
                                const std::string& prefix,
                                const std::string& type, int vocab_size);

@@ -1,4 +1,4 @@
-// A header, all of it text unless it says otherwise:
+// A header is text unless stated otherwise:
 //
 //   byte 0    name, 100 bytes, shorter ones end with a zero
 //        124  size, 12 bytes: octal, or base 256 if the first bit is set
@@ -24,15 +24,15 @@ namespace {
 
 constexpr int64_t kBlock = 512;
 
-// A field up to its first zero.
+// Returns a field up to its first zero.
 absl::string_view Text(const uint8_t* header, size_t at, size_t length) {
   const absl::string_view field(reinterpret_cast<const char*>(header) + at,
                                 length);
   return field.substr(0, field.find('\0'));
 }
 
-// Octal digits between blanks, or base 256; absent if it is neither, or does
-// not fit.
+// Reads octal digits between blanks, or base 256; absent if it is neither, or
+// does not fit.
 std::optional<int64_t> Number(const uint8_t* field, size_t length) {
   int64_t value = 0;
   if (field[0] & 0x80) {
@@ -56,8 +56,8 @@ std::optional<int64_t> Number(const uint8_t* field, size_t length) {
   return value;
 }
 
-// Whether the sum is right, of signed or unsigned bytes: both have been
-// written.
+// Returns whether the sum is right for signed or unsigned bytes: programs have
+// written both.
 bool SumIsRight(const uint8_t* header) {
   const std::optional<int64_t> said = Number(header + 148, 8);
   int64_t of_unsigned = 8 * ' ', of_signed = 8 * ' ';
@@ -69,7 +69,8 @@ bool SumIsRight(const uint8_t* header) {
   return said == of_unsigned || said == of_signed;
 }
 
-// Of these kinds a size says nothing: links, devices, folders, pipes.
+// Returns whether the size means nothing for the kind: links, devices, folders,
+// pipes.
 bool HasNoContent(uint8_t kind) { return kind >= '1' && kind <= '6'; }
 
 class Reader {
@@ -104,14 +105,14 @@ class Reader {
   const absl::Span<const uint8_t> archive_;
   const absl::string_view path_;
   const absl::FunctionRef<absl::Status(const TarMember&)> use_;
-  int64_t at_ = 0;  // of the next header
-  // What headers ahead have said of the next member.
+  int64_t at_ = 0;  // position of the next header
+  // What headers have said about the next member.
   std::optional<int64_t> first_header_;
   std::optional<std::string> long_name_;
   std::optional<int64_t> long_size_;
 };
 
-// Two blocks of zeros, or one that is the last.
+// Returns whether two blocks of zeros follow, or one that is the last.
 absl::StatusOr<bool> Reader::AtEnd() const {
   const auto zeros = [this](int64_t at) {
     const auto* block = archive_.data() + at;
@@ -160,7 +161,8 @@ absl::StatusOr<bool> Reader::Next() {
       reinterpret_cast<const char*>(archive_.data()) + begin,
       static_cast<size_t>(size));
   if (ahead) {
-    // What 'g' says of all members is no name and no size; 'K' is of links.
+    // What 'g' says about all members is no name and no size; 'K' is about
+    // links.
     if (kind != 'g' && !first_header_.has_value()) first_header_ = at_;
     if (kind == 'L')
       long_name_ = std::string(content.substr(0, content.find('\0')));
@@ -197,12 +199,12 @@ absl::Status Reader::UseMember(const uint8_t* header, int64_t begin,
                      " is a sparse file; write the archive without --sparse"));
   }
   const bool file = kind == '0' || kind == '\0' || kind == '7';
-  // Before ustar, a folder was a file whose name ends so.
+  // Before ustar, a folder was a file whose name ended so.
   if (!file || absl::EndsWith(member.name, "/")) return absl::OkStatus();
   return use_(member);
 }
 
-// "LENGTH KEY=VALUE\n" again and again, LENGTH of all of it.
+// Reads records of "LENGTH KEY=VALUE\n", LENGTH of the whole record.
 absl::Status Reader::ReadPax(int64_t begin, absl::string_view records) {
   int64_t at = begin;
   while (!records.empty()) {

@@ -19,7 +19,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// "name@header+begin: content" of each member.
+// Returns "name@header+begin: content" of each member.
 absl::StatusOr<std::vector<std::string>> List(const std::string& archive) {
   std::vector<std::string> list;
   const absl::Status status = ForEachTarMember(

@@ -54,8 +54,8 @@ class TarShards::Builder {
   }
 
   absl::Status BeginSample(absl::string_view key, const TarMember& member) {
-    // 64 bits of a key: that two of an archive's are equal by chance is as
-    // likely as that a disk errs.
+    // Keys are compared by 64 bits: that two of an archive are equal by chance
+    // is as unlikely as a disk error.
     const uint64_t print =
         Fingerprint(key.data(), static_cast<int64_t>(key.size()));
     if (!seen_keys_.insert(print).second) {

@@ -21,7 +21,7 @@ std::string TextOf(absl::Span<const uint8_t> bytes) {
   return {bytes.begin(), bytes.end()};
 }
 
-// "key: name=content name=content" of each sample.
+// Returns "key: name=content name=content" of each sample.
 std::vector<std::string> List(const TarShards& shards) {
   std::vector<std::string> list;
   for (int64_t i = 0; i < shards.num_samples(); ++i) {

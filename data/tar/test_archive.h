@@ -1,4 +1,4 @@
-// Tar archives of tests, byte by byte, without the code that is tested.
+// Makes tar archives for tests, byte by byte, without the code that is tested.
 #ifndef DATA_TAR_TEST_ARCHIVE_H_
 #define DATA_TAR_TEST_ARCHIVE_H_
 
@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-// A header of 512 bytes with a right sum. `magic`: "ustar" and a zero, as POSIX
-// has it, or GNU's "ustar  ".
+// Returns a header of 512 bytes with a correct sum. `magic` is POSIX's "ustar"
+// and a zero, or GNU's "ustar  ".
 inline std::string TarHeader(const std::string& name, int64_t size,
                              char kind = '0',
                              const std::string& magic = std::string("ustar\0",
@@ -47,7 +47,7 @@ inline std::string TarMemberBytes(const std::string& name,
 
 inline std::string TarEnd() { return std::string(1024, '\0'); }
 
-// A record of a pax header; LENGTH counts its own digits.
+// Returns a record of a pax header; LENGTH counts its own digits.
 inline std::string PaxRecord(const std::string& key, const std::string& value) {
   const std::string rest = " " + key + "=" + value + "\n";
   size_t length = rest.size() + 1;

@@ -11,14 +11,15 @@ namespace {
 
 constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
 
-// Bins by the room that they have left: bins of the same room are one stack.
+// Holds bins by the room that they have left: bins of the same room are one
+// stack.
 class OpenBins {
  public:
   explicit OpenBins(int64_t capacity)
       : top_(static_cast<size_t>(capacity) + 1, kNone) {}
 
-  // Takes out the bin with the least room that `length` fits into, and says
-  // its room; kNone if there is none.
+  // Takes out the bin with the least room that fits `length`, and returns it
+  // and its room; kNone if there is none.
   uint32_t Take(int64_t length, int64_t* room) {
     const auto found = rooms_.lower_bound(static_cast<int32_t>(length));
     if (found == rooms_.end()) return kNone;
@@ -46,13 +47,13 @@ class OpenBins {
   uint32_t num_bins() const { return static_cast<uint32_t>(below_.size()); }
 
  private:
-  absl::btree_set<int32_t> rooms_;  // of which there are bins
+  absl::btree_set<int32_t> rooms_;  // rooms of which there are bins
   std::vector<uint32_t> top_;       // by room
   std::vector<uint32_t> below_;     // by bin: the next of the same room
 };
 
-// Stable, by counting. `key(i)` of piece i is below `keys`; returns where those
-// of each key begin.
+// Sorts stably by counting. `key(i)` of piece i is below `keys`; returns where
+// each key's pieces begin.
 template <typename Key>
 std::vector<uint32_t> SortByCounting(const std::vector<TextPiece>& from,
                                      int64_t keys, const Key& key,
@@ -89,7 +90,7 @@ PackedPieces PackBestFit(std::vector<TextPiece> pieces, int64_t capacity) {
     open.Put(bins[i], room - length);
   }
   PackedPieces packed;
-  packed.pieces = std::move(pieces);  // its memory, written over
+  packed.pieces = std::move(pieces);  // reuses its memory
   packed.firsts = SortByCounting(
       sorted, open.num_bins(), [&](size_t i) { return size_t{bins[i]}; },
       &packed.pieces);

@@ -1,4 +1,4 @@
-// Best-fit-decreasing bin packing of pieces of text, in O(n log L).
+// Packs pieces of text into bins by best fit decreasing, in O(n log L).
 #ifndef DATA_TEXT_BEST_FIT_H_
 #define DATA_TEXT_BEST_FIT_H_
 
@@ -7,8 +7,9 @@
 
 namespace tessera {
 
-// Some tokens of a corpus that stay together. One word, since there are as many
-// as documents: 44 bits say where, 20 how many less one.
+// TextPiece is some tokens of a corpus that stay together. It is one word,
+// since there are as many pieces as documents: 44 bits for the begin, 20 for
+// the length less one.
 class TextPiece {
  public:
   static constexpr int64_t kMaxLength = int64_t{1} << 20;
@@ -34,11 +35,11 @@ struct PackedPieces {
   std::vector<uint32_t> firsts;
 };
 
-// Puts each piece into the bin with the least room that it fits into, or into a
-// new one; the longest first, those of one length in the order given. Bins are
-// numbered as they are opened, a bin's pieces stand in the order in which they
-// came. So the result depends on `pieces` and `capacity` alone. Takes 20 bytes
-// for each piece, of which 8 stay, and 4 for each bin stay.
+// Puts each piece into the fullest bin that has room for it, or into a new one;
+// the longest piece first, pieces of one length in the given order. Bins are
+// numbered as they are opened, and a bin's pieces are in the order in which
+// they came, so the result depends on `pieces` and `capacity` alone. Takes 20
+// bytes for each piece, 8 of which stay, and 4 for each bin, which stay.
 // REQUIRES: lengths <= capacity <= TextPiece::kMaxLength, fewer than 2^32
 // pieces.
 PackedPieces PackBestFit(std::vector<TextPiece> pieces, int64_t capacity);

@@ -28,8 +28,8 @@ struct Header {
 static_assert(sizeof(Header) == 64);
 constexpr char kMagic[9] = "TSRDOCS1";
 
-// Appends `first` + i for every i with tokens[i] == end. In blocks, since most
-// have none, which takes no branch within.
+// Appends `first` + i for every i with tokens[i] == end. It works in blocks,
+// most of which have none, and takes no branch within one.
 template <typename T>
 void FindAll(const T* tokens, int64_t count, T end, int64_t first,
              std::vector<int64_t>* found) {
@@ -86,9 +86,9 @@ absl::StatusOr<DocumentIndex> DocumentIndex::Build(const TokenCorpus& corpus,
         corpus.num_tokens(), " tokens; is it another one?"));
   }
   if (place == EndTokenPlace::kAtEnd) {
-    for (int64_t& end : ends) ++end;  // behind its end token
+    for (int64_t& end : ends) ++end;  // one past its end token
   } else if (ends.front() == 0) {
-    ends.erase(ends.begin());  // where the first begins, nothing ends
+    ends.erase(ends.begin());  // nothing ends where the first begins
   }
   if (ends.empty() || ends.back() != corpus.num_tokens()) {
     ends.push_back(corpus.num_tokens());
@@ -204,7 +204,7 @@ absl::Status DocumentIndex::CheckCorpus(const TokenCorpus& corpus,
                      corpus.num_tokens(), "; build it anew"));
   }
   if (end_token_ < 0) return absl::OkStatus();
-  // Between documents stands an end token, on one side or the other.
+  // There is an end token between documents, on one side or the other.
   const int64_t borders = num_documents() - 1;
   const int64_t looks = std::min(kLooks, borders);
   for (int64_t i = 0; i < looks; ++i) {

@@ -67,7 +67,7 @@ TEST(DocumentIndex, OrBeginWithIt) {
   EXPECT_THAT(Built({{E}, {1, 2}, {E, E}}, kAtBegin), ElementsAre(3, 4, 5));
 }
 
-// At every place of a block, in tokens of every type.
+// The token may be at every place of a block, in tokens of every type.
 TEST(DocumentIndex, FindsTheTokenAnywhere) {
   for (const TokenType type :
        {TokenType::kUint8, TokenType::kUint16, TokenType::kUint32}) {

@@ -21,7 +21,7 @@ void Resize(int64_t seq_len, PackedSequence* out) {
   out->num_padding = 0;
 }
 
-// The next `length` positions are one segment.
+// Makes the next `length` positions one segment.
 void CloseSegment(int64_t length, PackedSequence* out) {
   const auto begin = static_cast<size_t>(out->cu_seqlens.back());
   const auto end = begin + static_cast<size_t>(length);

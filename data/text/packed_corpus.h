@@ -1,28 +1,28 @@
-// PackedCorpus: the documents of a corpus as sequences of one length, with the
-// borders that keep the attention of a document to itself.
+// PackedCorpus cuts the documents of a corpus into sequences of one length,
+// with the borders that keep the attention of a document to itself.
 //
 //   documents   a a a a a | b b | c c c c c c c         seq_len = 4
 //
-//   kStream     [a a a a] [a b b c] [c c c c] ...       one stream, cut
-//   anywhere kWhole      [a a a a] [c c c c] [c c b .]           whole where
-//   they fit
+//   kStream     [a a a a] [a b b c] [c c c c] ...   one stream, cut anywhere
+//   kWhole      [a a a a] [c c c c] [c c b .]       whole where they fit
 //
 // Each of the seq_len positions of a sequence has an input and a target, the
-// token behind it. kStream is what GPT does: nothing is lost, most documents
+// following token. kStream is what GPT does: nothing is lost, most documents
 // are cut. kWhole cuts documents only where they are longer than a sequence,
-// and then only as often as that takes; the pieces are packed best fit first,
-// the longest first, and what stays free is padding: Ding et al., Fewer
-// Truncations Improve Language Modeling, ICML 2024. The last token of a
-// document has no target there, and so no position, except where documents
-// begin with the end-of-text token: then the next one's says that it is over.
+// and then only as often as needed; the pieces are packed best fit first, the
+// longest first, and unused space is padding: Ding et al., Fewer Truncations
+// Improve Language Modeling, ICML 2024. With kWhole the last token of a
+// document has no target, and so no position, except where documents begin with
+// the end-of-text token: then the next document's one says that it is over.
 //
-// Segments. What a sequence has of one document is a segment, and the padding
-// is one: attention that stays within segments (block-causal) sees no other
-// document, and nothing has an empty row. cu_seqlens are their borders as
-// FlashAttention's varlen functions take them; positions begin at 0 in each.
+// Segments. The tokens of one document in a sequence are a segment, and so is
+// the padding. Attention that stays within segments (block-causal) sees no
+// other document, and no row is empty. cu_seqlens are the borders of the
+// segments as FlashAttention's varlen functions take them; positions begin at 0
+// in each segment.
 //
-// With kWhole the sequences are ordered by the length of their longest piece:
-// shuffle them (DistributedSampler does).
+// With kWhole the sequences are ordered by the length of their longest piece,
+// so shuffle them (DistributedSampler does).
 //
 // Threads: const methods may run concurrently.
 #ifndef DATA_TEXT_PACKED_CORPUS_H_
@@ -46,15 +46,15 @@ struct PackingOptions {
   int64_t seq_len = 0;  // 1 to 2^20
   Packing packing = Packing::kStream;
   int64_t padding_token = 0;  // the input at padding; no loss is taken there
-  // kStream: no target where the token behind belongs to the next document, and
-  // is not its end-of-text token. (kWhole has none of these.)
+  // With kStream: no target where the next token belongs to the next document
+  // and is not its end-of-text token. (kWhole has no such positions.)
   bool mask_across_documents = true;
 };
 
-// What losses of torch leave out.
+// Losses of torch leave out this target.
 inline constexpr int64_t kIgnoreIndex = -100;
 
-// One sequence, seq_len = L. Read again and again, its memory is kept.
+// One sequence, seq_len = L. Reading into it again reuses its memory.
 struct PackedSequence {
   std::vector<int64_t> inputs;     // [L]
   std::vector<int64_t> targets;    // [L], kIgnoreIndex where there is none
@@ -67,22 +67,23 @@ struct PackedSequence {
 
 class PackedCorpus {
  public:
-  // `corpus` and `documents` outlive this. O(documents) time, and with kWhole
-  // 8 bytes for each piece and 4 for each sequence kept (20 for each piece
-  // while it is made); kStream keeps nothing. InvalidArgument for a seq_len out
-  // of range, an index of another number of tokens, a corpus without one
-  // sequence. LOCAL: depends on options and documents alone, so ranks agree.
+  // `corpus` and `documents` outlive this. Takes O(documents) time; kWhole
+  // keeps 8 bytes for each piece and 4 for each sequence (and uses 20 for each
+  // piece while it packs), kStream keeps nothing. Returns InvalidArgument for a
+  // seq_len out of range, an index of another number of tokens, or a corpus
+  // without one sequence. LOCAL: the result depends on options and documents
+  // alone, so ranks agree.
   static absl::StatusOr<PackedCorpus> Create(const TokenCorpus* corpus,
                                              const DocumentIndex* documents,
                                              const PackingOptions& options);
 
   int64_t num_sequences() const { return num_sequences_; }
   int64_t seq_len() const { return options_.seq_len; }
-  // Of all sequences, positions that are padding; 0 with kStream.
+  // Returns the number of padding positions in all sequences; 0 with kStream.
   int64_t num_padding() const { return num_padding_; }
 
-  // Errors are TokenCorpus::CopyTokens'. REQUIRES: 0 <= index <
-  // num_sequences().
+  // Reads a sequence. Errors are those of TokenCorpus::CopyTokens. REQUIRES: 0
+  // <= index < num_sequences().
   absl::Status Read(int64_t index, PackedSequence* out) const;
 
  private:
@@ -98,11 +99,11 @@ class PackedCorpus {
   PackingOptions options_;
   int64_t num_sequences_ = 0;
   int64_t num_padding_ = 0;
-  PackedPieces packed_;  // of kWhole
+  PackedPieces packed_;  // for kWhole
 };
 
-// The borders of a batch whose sequences lie one behind the other, [B * L]: for
-// one call of FlashAttention. Starts with 0, ends with B * L.
+// Returns the borders of a batch whose sequences lie one after the other, [B *
+// L], for one call of FlashAttention. Starts with 0, ends with B * L.
 std::vector<int32_t> BatchCuSeqlens(absl::Span<const PackedSequence> batch);
 
 }  // namespace tessera

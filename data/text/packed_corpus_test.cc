@@ -189,7 +189,7 @@ TEST_F(Packed, StreamWithABorderAtTheEnd) {
 }
 
 TEST_F(Packed, WholeDocumentsWithPadding) {
-  // Positions: 6 (cut to 4 and 2), 1, 3, none.
+  // The pieces have 6 positions (cut to 4 and 2), 1, 3, and none.
   Use({1, 2, 3, 4, 5, 6, E, 7, E, 8, 9, 10, E, E}, EndTokenPlace::kAtEnd);
   TESSERA_ASSERT_OK_AND_ASSIGN(const PackedCorpus packed,
                                Pack({4, Packing::kWhole, 55, true}));
@@ -231,7 +231,7 @@ TEST_F(Packed, WholeDocumentsThatBeginWithTheirToken) {
   EXPECT_THAT(sequence.targets, ElementsAre(1, 2, E, 3));
 }
 
-// Of any documents, every token but the first of each is a target once.
+// In any documents, every token except the first is a target once.
 TEST_F(Packed, WholeLosesNothing) {
   std::vector<uint16_t> tokens;
   std::vector<int> expected(100);

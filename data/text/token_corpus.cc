@@ -79,8 +79,8 @@ absl::Status TokenCorpus::CopySamples(absl::Span<const int64_t> indices,
   }
   const int64_t sample_bytes = seq_len * TokenBytes(files_[0].type());
   const auto length = static_cast<size_t>(seq_len) + 1;
-  // So many samples ahead: as many bytes as a copy looks ahead, or more. Behind
-  // a batch that is in order comes, most likely, what follows it.
+  // This many samples ahead are as many bytes as a copy looks ahead, or more.
+  // After a batch in order the next samples are most likely wanted.
   const int64_t ahead = (kWidenAheadBytes - 1) / sample_bytes + 1;
   const auto count = static_cast<int64_t>(indices.size());
   const bool in_order = count > 0 && indices.back() - indices[0] == count - 1;

@@ -20,7 +20,7 @@ using ::testing::StartsWith;
 
 constexpr TokenFileOptions kUint16 = {TokenType::kUint16, 0};
 
-// Tokens 0, 1, 2, ... in files of these sizes.
+// Writes tokens 0, 1, 2, ... to files of these sizes.
 std::vector<std::string> WriteShards(const std::vector<int>& sizes) {
   std::vector<std::string> paths;
   uint16_t next = 0;
@@ -48,8 +48,8 @@ TEST(TokenCorpus, SamplesShareTheirBorderToken) {
   EXPECT_DEATH((void)corpus.CopySample(0, 3, absl::MakeSpan(out)), "5 vs 4");
 }
 
-// In any order and over any borders of files, with samples that are shorter and
-// longer than what is asked for ahead.
+// Samples are read in any order and over any borders of files, shorter and
+// longer than what was prefetched.
 TEST(TokenCorpus, SamplesOfABatchAreThoseAlone) {
   TESSERA_ASSERT_OK_AND_ASSIGN(
       const TokenCorpus corpus,

@@ -20,7 +20,8 @@ struct Format {
 };
 constexpr Format kFormats[] = {{20240520, 1, TokenType::kUint16},
                                {20240801, 7, TokenType::kUint32}};
-// Of multiple-choice questions, which are no token stream.
+// This magic number is that of multiple-choice questions, which are no token
+// stream.
 constexpr int32_t kEvaluationMagic = 20240522;
 
 constexpr int64_t kEndOfInt32 = int64_t{1} << 31;
@@ -157,8 +158,8 @@ absl::Status TokenFile::CopyTokens(int64_t begin, absl::Span<T> out,
 template <typename T>
 absl::Status TokenFile::OutsideVocabulary(int64_t begin, int64_t end,
                                           absl::Span<T> out) const {
-  // Of what was written, so that what is told is what was found, even of a file
-  // that somebody writes to meanwhile.
+  // It reads what was written to `out`, so that the message shows what was
+  // found, even if somebody writes to the file meanwhile.
   const auto token = [&](size_t i) {
     return static_cast<int64_t>(static_cast<uint32_t>(out[i]));
   };

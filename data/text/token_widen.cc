@@ -1,9 +1,9 @@
-// Why by hand: a compiler makes one loop of lanes as wide as the widest type,
-// so that the largest costs as much as the copy, or two loops, of which the
-// second reads again. Here a line of 64 bytes is read once, the largest is
-// found in lanes as narrow as the tokens, and a line further on is asked for:
-// the stores, up to eight times as many bytes, keep the processor from looking
-// ahead by itself.
+// This is written by hand because a compiler makes one loop of lanes as wide as
+// the widest type, so that finding the largest costs as much as the copy, or
+// two loops, the second of which reads again. Here a line of 64 bytes is read
+// once, the largest is found in lanes as narrow as the tokens, and a line
+// further on is prefetched: the stores, up to eight times as many bytes, keep
+// the processor from looking ahead by itself.
 #include "data/text/token_widen.h"
 
 #include <immintrin.h>
@@ -31,8 +31,8 @@ uint32_t Widen(const In* in, int64_t count, Out* out, In largest = 0) {
   return largest;
 }
 
-// By blocks that stay in a cache, for compilers: two loops, of narrow lanes and
-// of wide ones.
+// Works in blocks that stay in a cache, with two loops for the compiler, of
+// narrow lanes and of wide ones.
 template <typename In, typename Out>
 uint32_t WidenPortable(const In* in, int64_t count, Out* out) {
   constexpr int64_t kBlock = 1024;
@@ -47,9 +47,9 @@ uint32_t WidenPortable(const In* in, int64_t count, Out* out) {
   return largest;
 }
 
-// ---- AVX2: 16 bytes are read, and widened by shifts in a register. (Reads of
-// as many bytes as a vector takes, as AVX-512 has them below, would be up to
-// four times as many, and slower.)
+// ---- AVX2: 16 bytes are read and widened by shifts in a register. (Reading as
+// many bytes as fill a vector, as AVX-512 does below, would be up to four times
+// as many reads, and slower.)
 
 TESSERA_AVX2 __m256i Max(__m256i a, __m256i b, const uint8_t*) {
   return _mm256_max_epu8(a, b);
@@ -71,7 +71,7 @@ TESSERA_AVX2 __m128i Max(__m128i a, __m128i b, const uint32_t*) {
   return _mm_max_epu32(a, b);
 }
 
-// The largest of all lanes.
+// Returns the largest of all lanes.
 template <typename In>
 TESSERA_AVX2 In Largest(__m256i lanes, const In* in) {
   __m128i v = Max(_mm256_castsi256_si128(lanes),
@@ -90,7 +90,7 @@ TESSERA_AVX2 void Store32(void* to, __m256i lanes) {
   _mm256_storeu_si256(static_cast<__m256i*>(to), lanes);
 }
 
-// The first tokens of `v`, as many as fill a vector.
+// Returns the first tokens of `v`, as many as fill a vector.
 TESSERA_AVX2 __m256i First(__m128i v, const uint8_t*, const int64_t*) {
   return _mm256_cvtepu8_epi64(v);
 }
@@ -154,7 +154,7 @@ TESSERA_AVX512 __m512i Max(__m512i a, __m512i b, const uint32_t*) {
   return _mm512_max_epu32(a, b);
 }
 
-// As many tokens from `in` on as fill a vector.
+// Returns as many tokens from `in` on as fill a vector.
 TESSERA_AVX512 __m512i WidenVector(const uint8_t* in, const int64_t*) {
   return _mm512_cvtepu8_epi64(
       _mm_loadl_epi64(reinterpret_cast<const __m128i*>(in)));
@@ -197,7 +197,7 @@ TESSERA_AVX512 uint32_t WidenAvx512(const In* in, int64_t count, Out* out,
                        in));
 }
 
-// While in[i] is read, ahead + i * sizeof(In) is asked for.
+// While it reads in[i], it prefetches ahead + i * sizeof(In).
 template <typename In, typename Out>
 uint32_t WidenBy(Isa isa, const In* in, int64_t count, Out* out,
                  const void* ahead) {
@@ -213,11 +213,11 @@ uint32_t WidenBy(Isa isa, const In* in, int64_t count, Out* out,
 template <typename In, typename Out>
 uint32_t WidenTokens(const In* in, int64_t count, Out* out, const void* next,
                      Isa isa) {
-  // The last tokens are as many as `next` is asked for of.
+  // The last tokens are as many as are prefetched of `next`.
   const int64_t last = std::min(count, kWidenAheadBytes / int64_t{sizeof(In)});
   const int64_t first = count - last;
   const uint32_t largest = WidenBy(isa, in, first, out, in + last);
-  // What was read has been asked for: asking again does nothing.
+  // What was read had been prefetched: prefetching it again does nothing.
   in += first;
   return std::max(largest, WidenBy(isa, in, last, out + first,
                                    next == nullptr ? in : next));

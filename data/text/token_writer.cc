@@ -48,7 +48,7 @@ TokenFileWriter::~TokenFileWriter() {
 }
 
 absl::Status TokenFileWriter::Append(absl::Span<const int32_t> tokens) {
-  if (options_.header) {  // now, rather than when hours of work are done
+  if (options_.header) {  // now, instead of after hours of work
     TESSERA_RETURN_IF_ERROR(Annotate(
         CheckHeaderCount(num_tokens_ + static_cast<int64_t>(tokens.size())),
         path_));
@@ -60,7 +60,7 @@ absl::Status TokenFileWriter::Append(absl::Span<const int32_t> tokens) {
         path_, ": token ", num_tokens_ + static_cast<int64_t>(i), " would be ",
         tokens[i], ", which does not fit ", TokenTypeName(options_.type)));
   }
-  // Little-endian machines: the low bytes of a token come first.
+  // On little-endian machines the low bytes of a token come first.
   const auto bytes = static_cast<size_t>(TokenBytes(options_.type));
   for (const int32_t token : tokens) {
     char word[4];

@@ -1,6 +1,6 @@
-// TokenFileWriter: writes a file that TokenFile reads (data/text/token_file.h).
+// TokenFileWriter writes a file that TokenFile reads (data/text/token_file.h).
 //
-// Threads: outside order needed. LOCAL: one rank writes.
+// Threads: the caller serializes the calls. LOCAL: one rank writes.
 #ifndef DATA_TEXT_TOKEN_WRITER_H_
 #define DATA_TEXT_TOKEN_WRITER_H_
 
@@ -18,15 +18,16 @@ namespace tessera {
 
 struct TokenFileWriterOptions {
   TokenType type = TokenType::kUint16;
-  // llm.c's, which needs uint16 or uint32 and at most 2^31 - 1 tokens.
+  // Whether to write llm.c's header, which needs uint16 or uint32 and at most
+  // 2^31 - 1 tokens.
   bool header = true;
 };
 
 class TokenFileWriter {
  public:
-  // Begins PATH.part, which Finish renames to `path`: so a file of that name is
-  // whole. InvalidArgument for uint8 with a header; the system's words with the
-  // path where it cannot be written.
+  // Begins PATH.part, which Finish renames to `path`, so a file of that name is
+  // whole. Returns InvalidArgument for uint8 with a header, and the system's
+  // words with the path if it cannot be written.
   static absl::StatusOr<std::unique_ptr<TokenFileWriter>> Create(
       const std::string& path, const TokenFileWriterOptions& options);
 
@@ -35,14 +36,15 @@ class TokenFileWriter {
   TokenFileWriter(const TokenFileWriter&) = delete;
   TokenFileWriter& operator=(const TokenFileWriter&) = delete;
 
-  // InvalidArgument naming the first token that does not fit the type and its
-  // place; nothing of `tokens` is written then.
+  // Appends tokens. InvalidArgument names the first token that does not fit the
+  // type, and its place; then nothing of `tokens` is written.
   absl::Status Append(absl::Span<const int32_t> tokens);
 
   int64_t num_tokens() const { return num_tokens_; }
 
-  // Writes the header and waits until all is on the disk. InvalidArgument if
-  // there are no tokens, or more than a header can say. Once, as the last call.
+  // Writes the header and waits until all is on the disk. Returns
+  // InvalidArgument if there are no tokens, or more than a header can hold.
+  // Call it once, as the last call.
   absl::Status Finish();
 
  private:

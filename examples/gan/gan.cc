@@ -1,11 +1,11 @@
-// Two modules against each other, each with an engine of its own: a generator
-// learns to make points that a critic cannot tell from those of eight clusters
-// on a circle.
+// Trains two modules against each other, each with an engine of its own: a
+// generator learns to make points that a critic cannot tell from those of eight
+// clusters on a circle.
 //
 //   bazel run //examples/gan -- --world=2
 //
-// Sources: Goodfellow et al., 2014, with the loss that does not saturate; a
-// rate for each of the two: Heusel et al., 2017.
+// Sources: Goodfellow et al., 2014, with the non-saturating loss; a rate for
+// each of the two: Heusel et al., 2017.
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -43,7 +43,7 @@ at::Tensor RealPoints(int64_t n) {
          0.05 * at::randn({n, 2});
 }
 
-// How likely the critic takes `points` for what they are said to be.
+// Returns the critic's loss if `points` should count as real, or as made.
 at::Tensor Loss(nn::Sequential& critic, const at::Tensor& points, bool real) {
   const at::Tensor logits = critic->forward(points).to(at::kFloat);
   return at::binary_cross_entropy_with_logits(
@@ -67,19 +67,19 @@ class Gan {
   }
 
   absl::Status Step() {
-    // The critic's turn. The points are detached: nothing of this loss reaches
-    // the generator.
+    // This is the critic's turn. The points are detached: nothing of this loss
+    // reaches the generator.
     const at::Tensor made = Make(batch_).detach();
     at::Tensor loss =
         Loss(critic_, RealPoints(batch_), true) + Loss(critic_, made, false);
     critic_loss_ = loss.item<float>();
     TESSERA_RETURN_IF_ERROR(critic_engine_->Backward(loss));
     TESSERA_RETURN_IF_ERROR(critic_engine_->Step());
-    // The generator's turn. Its loss goes through the critic, whose parameters
-    // get gradients on the way. They are not the generator's engine's, which
-    // leaves them in .grad(); the critic's refuses what it has not been told to
-    // add (BackwardOptions::add_outside). So they are dropped, as in plain
-    // libtorch.
+    // This is the generator's turn. Its loss goes through the critic, whose
+    // parameters get gradients on the way. The generator's engine leaves these
+    // in .grad(), since they are not its own; the critic's engine refuses
+    // gradients that it was not told to add (BackwardOptions::add_outside). So
+    // they are dropped, as in plain libtorch.
     loss = Loss(critic_, Make(batch_), true);
     generator_loss_ = loss.item<float>();
     TESSERA_RETURN_IF_ERROR(generator_engine_->Backward(loss));
@@ -88,8 +88,9 @@ class Gan {
     return absl::OkStatus();
   }
 
-  // Of points of all ranks: how many clusters have a fair share (half of 1/8 or
-  // more of all), and the share of those that are near one. COLLECTIVE.
+  // Computes over the points of all ranks how many clusters have a fair share
+  // (half of 1/8 or more of all), and the fraction that is near a cluster.
+  // COLLECTIVE.
   absl::Status Judge(tessera::Communicator& ranks, int64_t* clusters,
                      double* near) {
     const c10::NoGradGuard no_gradients;
@@ -105,7 +106,8 @@ class Gan {
     return absl::OkStatus();
   }
 
-  // A folder for each. The generators of random numbers are in both.
+  // Saves each module in a folder of its own. Both have the generators of
+  // random numbers.
   absl::Status Save(const std::string& dir) {
     TESSERA_RETURN_IF_ERROR(
         generator_engine_->SaveCheckpoint(dir + "/generator"));
@@ -140,7 +142,7 @@ absl::Status Run(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
   at::manual_seed(1);  // the same initial values on all ranks
   TESSERA_ASSIGN_OR_RETURN(auto gan, Gan::Create());
-  at::manual_seed(100 + world->rank());  // other points
+  at::manual_seed(100 + world->rank());  // points differ between ranks
   if (const std::string dir = absl::GetFlag(FLAGS_resume); !dir.empty()) {
     TESSERA_RETURN_IF_ERROR(gan->Load(dir));
   }
@@ -171,7 +173,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // to a file, too
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line to a file, too
   const absl::Status status =
       tessera::CatchTorch("gan", [&] { return Run(argc, argv); });
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());

@@ -111,7 +111,7 @@ run --heads 4 --steps 0 --resume "${folder}/state3" 2> "${folder}/said" &&
 grep -q "saved with --heads 2, but --heads is 4" "${folder}/said" ||
   fail "$(cat "${folder}/said")"
 
-# Ranks that are told different things say so.
+# Ranks with different flags say so.
 head -c 5000 "${folder}/text" > "${folder}/half"
 differ() {  # of rank 1, and what must be said
   local flags=() pids=() rank

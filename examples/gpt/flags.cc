@@ -92,7 +92,7 @@ absl::Status Check(const TrainFlags& flags) {
   }
   const double temperature = flags.sample.temperature;
   if (!(temperature >= 0 &&
-        temperature <= 100)) {  // so written, NaN is refused
+        temperature <= 100)) {  // written so that NaN is refused
     return Expected("temperature", "0 to 100", temperature);
   }
   const double dropout = flags.model.dropout();
@@ -113,7 +113,7 @@ void SetTrainUsage() {
       "  train --data FILE [--world=N] [options]\n\n"
       "--world=N starts N ranks on this machine; launchers such as torchrun "
       "start them too.");
-  // absl shows the flags of train.cc otherwise, which has none.
+  // Otherwise absl would show the flags of train.cc, which has none.
   absl::FlagsUsageConfig usage;
   usage.contains_help_flags = [](absl::string_view file) {
     return absl::EndsWith(file, "examples/gpt/flags.cc");

@@ -1,4 +1,4 @@
-// The command line of examples/gpt:train, read by absl's flags.
+// The command line of examples/gpt:train, which absl's flags read.
 #ifndef EXAMPLES_GPT_FLAGS_H_
 #define EXAMPLES_GPT_FLAGS_H_
 
@@ -20,10 +20,10 @@ struct TrainFlags {
   int64_t held_out = 0;  // samples at its end that are not trained on; their
                          // loss is reported
   uint64_t seed = 1;
-  std::string save;    // a folder, made or replaced; none: nothing is saved
+  std::string save;    // a folder, created or replaced; "": nothing is saved
   std::string resume;  // a folder that --save wrote
   std::string prompt = "In the beginning ";
-  // --sample bytes of the 40 likeliest, seen through the model's own context.
+  // --sample bytes, each of the 40 likeliest, with the model's own context.
   GenerateOptions sample{/*count=*/0, /*context=*/0, /*temperature=*/0.8,
                          /*top_k=*/40, /*seed=*/0};
   GptOptions model;

@@ -15,8 +15,8 @@ nn::LayerNorm MakeNorm(int64_t dim) {
   return nn::LayerNorm(nn::LayerNormOptions({dim}));
 }
 
-// Leaves its input alone, and the random numbers too, where there is nothing to
-// drop.
+// Drops out numbers. Where there is nothing to drop it leaves its input and the
+// random numbers alone.
 at::Tensor Dropout(const at::Tensor& input, double p, bool training) {
   return p > 0 ? at::dropout(input, p, training) : input;
 }
@@ -73,9 +73,9 @@ GptImpl::GptImpl(const GptOptions& options) : options_(options) {
   InitializeWeights();
 }
 
-// Normal with deviation 0.02, biases zero; the outputs that are added to the
-// residual stream are scaled down, so that its variance does not grow with
-// depth.
+// Draws weights from a normal distribution with deviation 0.02; biases are
+// zero. The outputs that are added to the residual stream are scaled down, so
+// that its variance does not grow with depth.
 void GptImpl::InitializeWeights() {
   constexpr double kDeviation = 0.02;
   const double residual =

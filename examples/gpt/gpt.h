@@ -1,14 +1,14 @@
-// Gpt: a byte-level GPT as a plain torch::nn::Module.
+// Gpt is a byte-level GPT as a plain torch::nn::Module.
 //
 //   tokens [B, T] -> token + position embedding -> layers x block -> norm ->
 //   head block: x += out(attention(norm1(x)));  x += down(gelu(up(norm2(x))))
 //
 // The vocabulary is the 256 bytes, so any file is a text. Nothing in here knows
-// that it may be trained in shards: that is what the example is meant to show.
-// With Gpt2() it is the model of Hugging Face's GPT2LMHeadModel, whose files it
+// that it may be trained in shards, which is what the example shows. With
+// Gpt2() it is the model of Hugging Face's GPT2LMHeadModel, whose files it
 // loads and saves by the NameMap "gpt2".
 //
-// Sources: GPT-2 (Radford et al., 2019) for the shape and the initial values.
+// Source: GPT-2 (Radford et al., 2019) for the shape and the initial values.
 #ifndef EXAMPLES_GPT_GPT_H_
 #define EXAMPLES_GPT_GPT_H_
 
@@ -35,7 +35,7 @@ struct GptOptions {
   TORCH_ARG(bool, tied) = false;       // the head is the token embedding
 
  public:
-  // The activation and the head of GPT-2.
+  // Selects the activation and the head of GPT-2.
   GptOptions& Gpt2() { return gelu_tanh(true).tied(true); }
 };
 
@@ -43,7 +43,7 @@ struct GptOptions {
 class GptBlockImpl : public torch::nn::Module {
  public:
   explicit GptBlockImpl(const GptOptions& options);
-  // [B, T, dim] to [B, T, dim].
+  // Maps [B, T, dim] to [B, T, dim].
   at::Tensor forward(const at::Tensor& input);
 
  private:
@@ -58,13 +58,15 @@ TORCH_MODULE(GptBlock);
 class GptImpl : public torch::nn::Module {
  public:
   // Draws the initial values from torch's default generator: the same seed
-  // gives the same model. Throws where heads do not divide dim.
+  // gives the same model. Throws if heads do not divide dim.
   explicit GptImpl(const GptOptions& options = GptOptions());
 
-  // `tokens` [B, T] of int64, T <= seq; gives the logits, [B, T, vocab].
+  // Takes `tokens` [B, T] of int64, T <= seq; returns the logits, [B, T,
+  // vocab].
   at::Tensor forward(const at::Tensor& tokens);
 
-  // Mean cross entropy, in nats per byte, of predicting targets [B, T].
+  // Returns the mean cross entropy, in nats per byte, of predicting targets [B,
+  // T].
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
 
   const GptOptions& options() const { return options_; }

@@ -16,7 +16,7 @@ std::string Megabytes(int64_t bytes) {
   return absl::StrCat(static_cast<int64_t>(std::lround(bytes / 1e6)));
 }
 
-// "412/409", or "405..412" for more ranks than fit.
+// Returns "412/409", or "405..412" for more ranks than fit.
 std::string PerRank(const std::vector<RankMemory>& memory,
                     int64_t RankMemory::*field) {
   std::vector<int64_t> values;

@@ -1,4 +1,4 @@
-// What a run says of itself: the table at its start and the JSON at its end.
+// Prints a run's table at its start and its JSON at its end.
 #ifndef EXAMPLES_GPT_REPORT_H_
 #define EXAMPLES_GPT_REPORT_H_
 
@@ -13,7 +13,8 @@
 struct RunReport {
   std::vector<float> losses;        // of the steps before the state was saved
   std::vector<float> after_losses;  // of the steps after it
-  // Of the text that is not trained on, with the parameters before `after`.
+  // The loss of the text that is not trained on, with the parameters before
+  // `after`.
   std::optional<float> held_out_loss;
   bool resumed = false;          // the run began from a saved state
   double tokens_per_second = 0;  // of all ranks together
@@ -24,15 +25,17 @@ struct RunReport {
   std::string sample;
 };
 
-// What each rank holds, and what it would hold if everything were replicated.
+// Returns a table of what each rank holds, and what it would hold if everything
+// were replicated.
 std::string StateTable(const RunReport& report);
 
-// One line: first_loss, last_loss, losses, uninterrupted_losses,
-// resumed_losses, tok_s, held_out_loss, world, stage, bytes_per_rank,
-// replicated_bytes, sample. Lists are of hexadecimal floats; the last two hold
-// after_losses, the first of them if the run began anew, the second if it was
-// resumed. A number that JSON cannot say is null. Bytes of the sample that are
-// not ASCII appear as the character of that number.
+// Returns one line of JSON: first_loss, last_loss, losses,
+// uninterrupted_losses, resumed_losses, tok_s, held_out_loss, world, stage,
+// bytes_per_rank, replicated_bytes, sample. Lists hold hexadecimal floats.
+// after_losses is in uninterrupted_losses if the run began anew, in
+// resumed_losses if it was resumed. A number that JSON cannot express is null.
+// Bytes of the sample that are not ASCII appear as the character of that
+// number.
 std::string ToJson(const RunReport& report);
 
 #endif  // EXAMPLES_GPT_REPORT_H_

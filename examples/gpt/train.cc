@@ -1,9 +1,8 @@
-// Trains a GPT on a text, in shards; saves, resumes, and lets it write.
+// Trains a GPT on a text, in shards; saves, resumes, and generates text.
 //
 //   train --data kjv.txt --world=2 --steps 100 --sample 200
 //
-// What is Tessera's in here is in trainer.cc; the model (gpt.h) knows nothing
-// of it.
+// trainer.cc has what uses Tessera; the model (gpt.h) does not know of it.
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -28,7 +27,8 @@
 
 namespace {
 
-// Measures from the end of the first step on, since that one also warms up.
+// Measures from the end of the first step on, since the first step also warms
+// up.
 class Speed {
  public:
   explicit Speed(int64_t tokens_per_step) : tokens_per_step_(tokens_per_step) {}
@@ -77,8 +77,8 @@ absl::Status TrainSteps(int64_t steps, Trainer& trainer,
   return absl::OkStatus();
 }
 
-// Everything between the start and the report. `out` is nullptr where nothing
-// shall be said. COLLECTIVE.
+// Does everything between the start and the report. `out` is nullptr where
+// nothing should be printed. COLLECTIVE.
 absl::Status Work(const TrainFlags& flags, Trainer& trainer, FILE* out,
                   RunReport* report) {
   if (!flags.resume.empty()) {
@@ -100,7 +100,7 @@ absl::Status Work(const TrainFlags& flags, Trainer& trainer, FILE* out,
                                 trainer.engine().step()));
     }
   }
-  RunReport after;  // its speed is that of too few steps to tell
+  RunReport after;  // too few steps to measure its speed
   tessera::ProgressBar quiet(nullptr, flags.after);
   TESSERA_RETURN_IF_ERROR(
       TrainSteps(flags.after, trainer, quiet, &after, &report->after_losses));
@@ -120,8 +120,9 @@ void SayResults(const TrainFlags& flags, const RunReport& report, FILE* out) {
 }
 
 absl::Status Run(int argc, char** argv) {
-  // Before Init, since the configuration may say how the ranks talk; without
-  // Init's own flags (--world, ...), which it takes out of argv.
+  // The flags are read before Init, since the configuration may say how the
+  // ranks communicate; without Init's own flags (--world, ...), which Init
+  // removes from argv.
   TESSERA_ASSIGN_OR_RETURN(std::vector<char*> own,
                            tessera::WithoutInitFlags(argc, argv));
   TESSERA_ASSIGN_OR_RETURN(
@@ -153,7 +154,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // to a file, too
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line to a file, too
   SetTrainUsage();
   const absl::Status status =
       tessera::CatchTorch("libtorch", [&] { return Run(argc, argv); });

@@ -22,8 +22,8 @@ const char* Plural(int64_t count) { return count == 1 ? "" : "s"; }
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
     const TrainFlags& flags, const tessera::World& world) {
   auto trainer = std::unique_ptr<Trainer>(new Trainer(flags, world));
-  // What may fail on one rank alone comes first, and is agreed on, so that no
-  // rank waits for one that has ended.
+  // What may fail on one rank alone comes first, and ranks agree on it, so that
+  // no rank waits for one that has ended.
   TESSERA_RETURN_IF_ERROR(
       world.communicator()->AgreeOk(trainer->PrepareData(), "set-up"));
   TESSERA_RETURN_IF_ERROR(world.communicator()->AgreeEqual(
@@ -56,7 +56,7 @@ absl::Status Trainer::PrepareData() {
   return absl::OkStatus();
 }
 
-// What no comparison of parameters would find.
+// Returns settings that a comparison of parameters would not cover.
 std::string Trainer::Agreed() const {
   const GptOptions& model = flags_.model;
   return absl::StrCat("--dim ", model.dim(), " --layers ", model.layers(),
@@ -86,7 +86,7 @@ absl::Status Trainer::MakeModel() {
   options.resume_from = flags_.resume;
   TESSERA_ASSIGN_OR_RETURN(engine_,
                            tessera::Engine::Create(model_, config_, options));
-  config_ = engine_->config();  // with what "auto" has become
+  config_ = engine_->config();  // including the values of "auto"
   if (text_.has_value()) {
     TESSERA_ASSIGN_OR_RETURN(
         loader_, text_->Load(config_.train_micro_batch_size_per_gpu(), world_));
@@ -135,7 +135,7 @@ std::string Trainer::Sample() {
   return TextOf(tokens);
 }
 
-// What a checkpoint holds of this program's own: the heads, which parameters do
+// A checkpoint also holds what the program adds: the heads, which parameters do
 // not show, and the place in the data.
 absl::Status Trainer::Save(const std::string& dir) {
   tessera::ClientParts parts = {{"heads", absl::StrCat(flags_.model.heads())}};

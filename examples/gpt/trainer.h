@@ -1,4 +1,4 @@
-// Trainer: a Gpt, its engine, and the place in the data where they are.
+// Trainer holds a Gpt, its engine, and their place in the data.
 #ifndef EXAMPLES_GPT_TRAINER_H_
 #define EXAMPLES_GPT_TRAINER_H_
 
@@ -27,34 +27,35 @@ class Trainer {
 
   // Trains one optimizer step: one micro-batch per accumulation step, each of
   // this rank's own samples. Returns the mean loss over all of them and all
-  // ranks, the same bits everywhere. COLLECTIVE. REQUIRES: flags.data was
+  // ranks, bitwise identical everywhere. COLLECTIVE. REQUIRES: flags.data was
   // given.
   absl::StatusOr<float> Step();
 
-  // The mean loss of the samples that are held out, each rank's own
-  // computation of all of them on one thread: the same bits on all, however
-  // many there are. COLLECTIVE.
+  // Returns the mean loss of the held-out samples. Each rank computes all of
+  // them on one thread, so the bits are the same on all ranks, however many
+  // there are. COLLECTIVE.
   absl::StatusOr<float> HeldOutLoss();
 
-  // What the model writes after flags.prompt (examples/text/generate.h), or
-  // after a line's end where that is empty. Dropout is off meanwhile.
-  // COLLECTIVE.
+  // Returns what the model writes after flags.prompt
+  // (examples/text/generate.h), or after a line's end if that is empty. Dropout
+  // is off meanwhile. COLLECTIVE.
   std::string Sample();
 
-  // The sharded state, with this rank's place in the data. COLLECTIVE.
+  // Saves the sharded state, with this rank's place in the data. COLLECTIVE.
   absl::Status Save(const std::string& dir);
-  // How the last one ended, if it was written beside the training
-  // (checkpoint.async). LOCAL, blocking.
+  // Waits for the last save and returns its result, if it was written beside
+  // the training (checkpoint.async). LOCAL, blocking.
   absl::Status FinishSave() { return engine_->WaitForCheckpoint(); }
-  // Goes on where Save was called: model, optimizer, random numbers and data.
-  // FailedPrecondition if the heads or the data are others. COLLECTIVE.
+  // Resumes where Save was called: model, optimizer, random numbers and data.
+  // Returns FailedPrecondition if the heads or the data differ. COLLECTIVE.
   absl::Status Resume(const std::string& dir);
 
   const tessera::Engine& engine() const { return *engine_; }
   int64_t parameter_count() const { return parameter_count_; }
-  // Of all ranks together, in one step.
+  // Returns the tokens of all ranks together in one step.
   int64_t tokens_per_step() const;
-  // Two lines: sizes of the model; stage, ranks, threads, size of a step.
+  // Returns two lines: sizes of the model; stage, ranks, threads, size of a
+  // step.
   std::string Describe() const;
 
  private:
@@ -62,7 +63,7 @@ class Trainer {
       : flags_(flags), world_(world) {}
   absl::Status PrepareData();
   absl::Status MakeModel();
-  std::string Agreed() const;  // the same on all ranks
+  std::string Agreed() const;  // identical on all ranks
 
   const TrainFlags flags_;
   const tessera::World& world_;

@@ -17,13 +17,13 @@ nn::Linear MakeLinear(int64_t in, int64_t out, bool bias = false) {
   return nn::Linear(nn::LinearOptions(in, out).bias(bias));
 }
 
-// A module that is there for its name.
+// Adds a module that only serves for its name.
 std::shared_ptr<nn::Module> AddModule(nn::Module* parent, const char* name) {
   return parent->register_module(name, std::make_shared<nn::Module>());
 }
 
-// How far each pair of numbers turns from one position to the next, in radians
-// [head_dim / 2], when it would by `turns` without scaling.
+// Returns how far each pair of numbers rotates from one position to the next,
+// in radians [head_dim / 2], if it would rotate by `turns` without scaling.
 at::Tensor Scaled(const at::Tensor& turns, const RopeOptions& rope) {
   switch (rope.scaling()) {
     case RopeScaling::kNone:
@@ -31,7 +31,7 @@ at::Tensor Scaled(const at::Tensor& turns, const RopeOptions& rope) {
     case RopeScaling::kLinear:
       return turns / rope.factor();
     case RopeScaling::kLlama3: {
-      const auto rounds =  // of all positions that the model was made for
+      const auto rounds =  // in all positions that the model was made for
           static_cast<double>(rope.original_positions()) / (2 * M_PI / turns);
       const auto share =
           ((rounds - rope.low_frequency_factor()) /
@@ -43,7 +43,7 @@ at::Tensor Scaled(const at::Tensor& turns, const RopeOptions& rope) {
   return turns;
 }
 
-// Numbers i and i + head_dim / 2 of a head turn together.
+// Numbers i and i + head_dim / 2 of a head rotate together.
 RotaryEmbedding MakeRotary(int64_t length, int64_t head_dim,
                            const RopeOptions& rope, const at::Tensor& like) {
   const auto options = at::TensorOptions(at::kFloat).device(like.device());
@@ -56,7 +56,7 @@ RotaryEmbedding MakeRotary(int64_t length, int64_t head_dim,
   return {angles.cos().to(like.dtype()), angles.sin().to(like.dtype())};
 }
 
-// `x` [B, heads, T, head_dim].
+// Rotates `x` [B, heads, T, head_dim].
 at::Tensor Turn(const at::Tensor& x, const RotaryEmbedding& rotary) {
   const auto halves = x.chunk(2, -1);
   return x * rotary.cos + at::cat({-halves[1], halves[0]}, -1) * rotary.sin;
@@ -138,7 +138,7 @@ LlamaImpl::LlamaImpl(const LlamaOptions& options) : options_(options) {
   if (!options.tied()) {
     lm_head_ = register_module("lm_head", MakeLinear(dim, options.vocab()));
   }
-  for (const auto& item : named_parameters()) {  // those of norms stay one
+  for (const auto& item : named_parameters()) {  // norms keep their ones
     const at::Tensor& parameter = item.value();
     if (parameter.dim() > 1) {
       nn::init::normal_(parameter, 0.0, 0.02);

@@ -1,16 +1,16 @@
-// Llama: the model of LlamaForCausalLM as a plain torch::nn::Module.
+// Llama is the model of LlamaForCausalLM as a plain torch::nn::Module.
 //
 //   tokens [B, T] -> embed_tokens -> layers x layer -> norm -> lm_head
 //   layer: x += self_attn(input_layernorm(x))
 //          x += mlp(post_attention_layernorm(x))
 //
-// Norms are RmsNorm; the mlp is SwiGLU; queries and keys are turned by their
-// position (rotary embedding, the first half of a head with the second); groups
-// of heads / kv_heads queries share a key and a value.
+// Norms are RmsNorm; the mlp is SwiGLU; queries and keys are rotated by their
+// position (rotary embedding, pairing the first half of a head with the
+// second); groups of heads / kv_heads queries share a key and a value.
 //
-// Modules are called and nested as in Hugging Face's transformers, so that
-// parameters have the same names there, and files of either are read by the
-// other without a NameMap. llama_config.h reads and writes their config.json.
+// Modules are named and nested as in Hugging Face's transformers, so that
+// parameters have the same names there, and each reads the other's files
+// without a NameMap. llama_config.h reads and writes their config.json.
 //
 // Sources: Llama (Touvron et al., 2023); RMSNorm (Zhang and Sennrich, 2019);
 // SwiGLU (Shazeer, 2020); RoPE (Su et al., 2021); GQA (Ainslie et al., 2023);
@@ -28,15 +28,15 @@
 #include "torch/nn/modules/linear.h"
 #include "torch/nn/pimpl.h"
 
-// How rotary embeddings reach positions that a model was not trained for: in
-// LlamaConfig rope_scaling, or what rope_parameters hold.
+// RopeScaling says how rotary embeddings reach positions that a model was not
+// trained for; in LlamaConfig rope_scaling, or rope_parameters.
 enum class RopeScaling {
   kNone,    // "default"
   kLinear,  // positions are divided by factor
-  // Pairs of numbers that turn once in more than original_positions /
-  // low_frequency_factor positions are slowed down by factor, those that do in
-  // less than original_positions / high_frequency_factor are not, and between
-  // the two it is a mean of both.
+  // Number pairs that rotate once in more than original_positions /
+  // low_frequency_factor positions are slowed down by factor, those that do so
+  // in less than original_positions / high_frequency_factor are not, and those
+  // in between interpolate the two.
   kLlama3,
 };
 struct RopeOptions {
@@ -48,7 +48,7 @@ struct RopeOptions {
   TORCH_ARG(int64_t, original_positions) = 8192;
 };
 
-// Behind each: its key in LlamaConfig.
+// Comments name the key in LlamaConfig.
 struct LlamaOptions {
   TORCH_ARG(int64_t, dim) = 384;      // hidden_size
   TORCH_ARG(int64_t, layers) = 6;     // num_hidden_layers
@@ -56,15 +56,15 @@ struct LlamaOptions {
   TORCH_ARG(int64_t, kv_heads) = 2;   // num_key_value_heads; divides heads
   TORCH_ARG(int64_t, hidden) = 1024;  // intermediate_size, the width of the mlp
   TORCH_ARG(int64_t, vocab) = 256;    // vocab_size
-  // head_dim, even; 0: dim / heads, which heads have to divide then.
+  // head_dim, even; 0: dim / heads, which must be a whole number then.
   TORCH_ARG(int64_t, head_dim) = 0;
   TORCH_ARG(RopeOptions, rope);        // rope_theta and rope_scaling
   TORCH_ARG(double, norm_eps) = 1e-5;  // rms_norm_eps
   TORCH_ARG(bool, tied) = false;       // tie_word_embeddings
   TORCH_ARG(bool, attention_bias) = false;
   TORCH_ARG(bool, mlp_bias) = false;
-  // max_position_embeddings; nothing is made of that size: a longer text is
-  // only one that the model was not trained for.
+  // max_position_embeddings; nothing of that size is allocated: a longer text
+  // is only one that the model was not trained for.
   TORCH_ARG(int64_t, positions) = 2048;
 
  public:
@@ -73,7 +73,7 @@ struct LlamaOptions {
   }
 };
 
-// x / sqrt(mean of x^2 + eps) * weight, over the last dim.
+// RmsNorm computes x / sqrt(mean of x^2 + eps) * weight, over the last dim.
 class RmsNormImpl : public torch::nn::Module {
  public:
   RmsNormImpl(int64_t dim, double eps);
@@ -85,7 +85,7 @@ class RmsNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RmsNorm);
 
-// Of positions 0 to T - 1; each [T, head_dim].
+// Values for positions 0 to T - 1; each [T, head_dim].
 struct RotaryEmbedding {
   at::Tensor cos, sin;
 };
@@ -93,7 +93,7 @@ struct RotaryEmbedding {
 class LlamaLayerImpl : public torch::nn::Module {
  public:
   explicit LlamaLayerImpl(const LlamaOptions& options);
-  // [B, T, dim] to [B, T, dim].
+  // Maps [B, T, dim] to [B, T, dim].
   at::Tensor forward(const at::Tensor& input, const RotaryEmbedding& rotary);
 
  private:
@@ -110,14 +110,15 @@ TORCH_MODULE(LlamaLayer);
 class LlamaImpl : public torch::nn::Module {
  public:
   // Draws the initial values from torch's default generator: the same seed
-  // gives the same model. Throws where the sizes do not fit each other.
+  // gives the same model. Throws if the sizes do not fit each other.
   explicit LlamaImpl(const LlamaOptions& options = LlamaOptions());
 
-  // `tokens` [B, T] of int64; gives the logits, [B, T, vocab].
+  // Takes `tokens` [B, T] of int64; returns the logits, [B, T, vocab].
   at::Tensor forward(const at::Tensor& tokens);
 
-  // Mean cross entropy, in nats per token, of predicting targets [B, T]. In
-  // float32 whatever the logits are: 16 bits would round it, and its gradient.
+  // Returns the mean cross entropy, in nats per token, of predicting targets
+  // [B, T]. It is float32 whatever the logits are, since 16 bits would round it
+  // and its gradient.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
 
   const LlamaOptions& options() const { return options_; }

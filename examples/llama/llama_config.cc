@@ -17,7 +17,7 @@ namespace {
 using tessera::JsonKind;
 using tessera::JsonValue;
 
-// Reads keys of one object; the first fault is kept, and ends nothing.
+// Reads keys of one object; it keeps the first fault and continues.
 class Keys {
  public:
   Keys(const JsonValue* object, absl::string_view where)
@@ -59,7 +59,7 @@ class Keys {
     Expected(*value, key, "a word");
     return std::string(otherwise);
   }
-  // The object of that key; nullptr if there is none.
+  // Returns the object of that key; nullptr if there is none.
   const JsonValue* Object(absl::string_view key) {
     const JsonValue* const value = Find(key);
     if (value != nullptr && value->kind != JsonKind::kObject) {
@@ -68,7 +68,7 @@ class Keys {
     }
     return value;
   }
-  // Anything else than these words would be another model.
+  // Reads a word. Any other than these would be another model.
   std::string OneOf(absl::string_view key, std::vector<std::string> words) {
     const std::string word = Word(key, words[0]);
     for (const std::string& known : words) {
@@ -81,7 +81,7 @@ class Keys {
     }
     return words[0];
   }
-  // A number that would change the model unless it is `usual`.
+  // Checks a number that would change the model unless it is `usual`.
   void Usual(absl::string_view key, double usual) {
     const JsonValue* const value = Find(key);
     if (value == nullptr || !status_.ok()) return;
@@ -98,7 +98,8 @@ class Keys {
   const absl::Status& status() const { return status_; }
 
  private:
-  // nullptr where it is absent or null, which mean the same to transformers.
+  // Returns nullptr if the key is absent or null, which mean the same to
+  // transformers.
   const JsonValue* Find(absl::string_view key) const {
     const JsonValue* const value =
         object_ == nullptr ? nullptr : object_->Find(key);
@@ -185,7 +186,7 @@ absl::StatusOr<LlamaOptions> ParseLlamaConfig(absl::string_view text,
   keys.OneOf("hidden_act", {"silu"});
   keys.Usual("attention_dropout", 0);
   keys.Usual("partial_rotary_factor", 1);
-  // LlamaConfig's defaults: those of the first Llama.
+  // These are LlamaConfig's defaults, those of the first Llama.
   LlamaOptions options;
   options.dim(4096).layers(32).heads(32).hidden(11008).vocab(32000);
   options.norm_eps(1e-6);

@@ -29,8 +29,9 @@ at::Tensor RandomTokens(int64_t batch, int64_t length) {
   return at::randint(0, 11, {batch, length}, at::kLong);
 }
 
-// As transformers 5.23 computes them from the same parameters: which numbers of
-// a head turn together, which heads share a key, where eps stands.
+// The logits are those of transformers 5.23 for the same parameters. They
+// depend on which numbers of a head turn together, which heads share a key, and
+// the place of eps.
 TEST(LlamaTest, GivesTheLogitsOfTransformers) {
   c10::NoGradGuard no_grad;
   Llama model(Small().rope(RopeOptions().theta(50)).norm_eps(0.05));

@@ -1,11 +1,11 @@
-// Trains a Llama in shards, from nothing or from a folder of Hugging Face's,
+// Trains a Llama in shards, from scratch or from a folder of Hugging Face's,
 // and writes such a folder.
 //
 //   train --world=2 --model=/models/Llama-3.2-1B --load --data=text.bin
 //         --steps=100 --checkpoints=run --out=tuned --sample=200
 //
 // The model (llama.h) and its sizes (llama_config.h) know nothing of Tessera;
-// all that a program needs of it is in Run.
+// everything that a program has to do is in Run.
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -91,7 +91,7 @@ absl::StatusOr<std::optional<TokenText>> OpenData(const LlamaOptions& model) {
   return TokenText::Open(options);
 }
 
-// False if it was told to end before the last step, and has saved.
+// Returns false if it was asked to end before the last step, and has saved.
 absl::StatusOr<bool> Train(Llama& model, tessera::Engine& engine,
                            const TokenText& data, const tessera::World& world) {
   TESSERA_ASSIGN_OR_RETURN(
@@ -133,7 +133,7 @@ absl::StatusOr<bool> Train(Llama& model, tessera::Engine& engine,
   return true;
 }
 
-// What transformers' from_pretrained loads.
+// Writes what transformers' from_pretrained loads.
 absl::Status Export(tessera::Engine& engine, const LlamaOptions& options,
                     int rank) {
   const std::string out = absl::GetFlag(FLAGS_out);
@@ -156,7 +156,7 @@ absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(const tessera::World* const world,
                            tessera::Init(&argc, argv, world_options));
   const std::string folder = absl::GetFlag(FLAGS_model);
-  // An error that one rank has is told to all, so that none waits for it.
+  // An error on one rank is shared with all, so that none waits for it.
   const absl::StatusOr<LlamaOptions> read = ReadLlamaConfig(folder);
   TESSERA_RETURN_IF_ERROR(
       world->communicator()->AgreeOk(read.status(), "the model"));
@@ -205,7 +205,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // to a file, too
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line to a file, too
   absl::SetProgramUsageMessage("trains a Llama in shards; see README.md");
   const absl::Status status =
       tessera::CatchTorch("llama", [&] { return Run(argc, argv); });

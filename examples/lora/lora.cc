@@ -22,7 +22,8 @@ namespace nn = torch::nn;
 
 constexpr auto kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-// What an operator with a weight of this storage has to add.
+// What must be added to the result of an operator with a weight of this
+// storage.
 struct Part {
   const nn::LinearImpl* a;
   const nn::LinearImpl* b;
@@ -31,7 +32,8 @@ struct Part {
 using Parts = std::unordered_map<const c10::StorageImpl*, Part>;
 thread_local const Parts* current = nullptr;
 
-// The adapter of x matmul W^T; an undefined tensor if there is none.
+// Returns the adapter's part of x matmul W^T; an undefined tensor if there is
+// none.
 at::Tensor Added(const at::Tensor& x, const at::Tensor& weight_t) {
   if (current == nullptr || weight_t.dim() != 2) return {};
   const auto found = current->find(
@@ -40,7 +42,7 @@ at::Tensor Added(const at::Tensor& x, const at::Tensor& weight_t) {
   const auto& [a, b, scale] = found->second;
   if (weight_t.size(0) != a->weight.size(1) ||
       weight_t.size(1) != b->weight.size(0)) {
-    return {};  // not transposed: no Linear's forward
+    return {};  // not transposed: not the forward of a Linear
   }
   return at::linear(at::linear(x, a->weight), b->weight) * scale;
 }
@@ -70,7 +72,7 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   m.impl("addmm", &Addmm);
 }
 
-// Whether the last parts of a path are those of `target`.
+// Returns whether the last parts of a path are those of `target`.
 bool Fits(absl::string_view path, absl::string_view target) {
   const std::vector<std::string> have = absl::StrSplit(std::string(path), '.');
   const std::vector<std::string> want =

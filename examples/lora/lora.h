@@ -1,23 +1,23 @@
-// Lora: low-rank adapters on chosen linear layers of any model, whose class
-// knows nothing of them.
+// Lora adds low-rank adapters to chosen linear layers of any model, whose class
+// need not change.
 //
 //   y = x W^T + b   becomes   y = x W^T + b + alpha / rank * x A^T B^T
 //
 // W and b are frozen, and so is all else; A [rank, in] and B [out, rank], zeros
-// at first, are trained. They are registered in the Linear itself, as
-// `lora_A` and `lora_B`, so a module's children, names and shards show them,
-// and an engine trains them as it does any parameter.
+// at first, are trained. They are registered in the Linear itself, as `lora_A`
+// and `lora_B`, so a module's children, names and shards show them, and an
+// engine trains them as it does any parameter.
 //
-// Note [How the class stays as it is]. LinearImpl::forward is no virtual
-// function, and the parent holds a LinearImpl: nothing that takes its place in
-// the tree of modules would be called. But every Linear ends in one operator
-// with a view of its weight, matmul or addmm, and libtorch's dispatcher lets a
-// mode have an operator before all else does, autograd and engines included.
-// While a Lora::Scope lives, one does: it knows the weight by its storage, and
-// adds the adapter's part. The mode's key is TESTING_ONLY_GenericMode, the only
-// one for which libtorch has no code of its own: two libraries that used it
-// would meet. Where a model's source is yours, a subclass of LinearImpl in the
-// place of Linear does the same in five lines and needs no Scope.
+// Note [How the class stays as it is]. LinearImpl::forward is not virtual, and
+// the parent holds a LinearImpl: nothing that replaced it in the module tree
+// would be called. But every Linear ends in one operator with a view of its
+// weight, matmul or addmm, and libtorch's dispatcher lets a mode handle an
+// operator before everything else, autograd and engines included. A Lora::Scope
+// installs such a mode: it recognises the weight by its storage, and adds the
+// adapter's part. The mode's key is TESTING_ONLY_GenericMode, the only one for
+// which libtorch has no code of its own: two libraries that used it would
+// collide. If you own the model's source, a subclass of LinearImpl in place of
+// Linear does the same in five lines and needs no Scope.
 //
 // Source: Hu et al., 2021. Names, files and initial values are those of Hugging
 // Face's peft (adapter_model.safetensors, adapter_config.json).
@@ -39,22 +39,22 @@
 struct LoraOptions {
   int64_t rank = 8;   // peft's r
   double alpha = 16;  // peft's lora_alpha
-  // peft's target_modules: a Linear whose path is one of these, or ends in one
-  // after a dot, has an adapter. `*` stands for a part without a dot.
+  // peft's target_modules: a Linear has an adapter if its path is one of these,
+  // or ends in one after a dot. `*` stands for a part without a dot.
   std::vector<std::string> targets = {"q_proj", "v_proj"};
 };
 
 class Lora {
  public:
-  // Adds adapters to the Linears of `model` that fit, and freezes all other
-  // parameters. A is drawn from torch's default generator. Before
-  // Engine::Create. InvalidArgument: a target that no Linear fits, a rank below
-  // 1. LOCAL; the same on all ranks.
+  // Adds adapters to the Linears of `model` that match, and freezes all other
+  // parameters. Draws A from torch's default generator. Call it before
+  // Engine::Create. Returns InvalidArgument for a target that no Linear
+  // matches, or a rank below 1. LOCAL; the same on all ranks.
   static absl::StatusOr<std::unique_ptr<Lora>> Add(torch::nn::Module* model,
                                                    const LoraOptions& options);
 
-  // While it lives, forwards of this thread have the adapters' parts. Backward
-  // needs none.
+  // While it lives, forwards of this thread include the adapters' parts.
+  // Backward does not need it.
   class [[nodiscard]] Scope {
    public:
     explicit Scope(const Lora& lora);
@@ -67,22 +67,24 @@ class Lora {
     std::unique_ptr<State> state_;
   };
 
-  // Names for Engine::LoadSafetensors and SaveSafetensors of the base, which
-  // has no adapters, and of the adapters alone, as peft calls them.
+  // Return the names for Engine::LoadSafetensors and SaveSafetensors: those of
+  // the base, which has no adapters, and those of the adapters alone, as peft
+  // names them.
   absl::StatusOr<tessera::NameMap> BaseNames() const;
   absl::StatusOr<tessera::NameMap> AdapterNames() const;
 
   // Writes peft's adapter_model.safetensors and adapter_config.json into `dir`;
-  // `base` is what the latter says of where the base is. COLLECTIVE. Errors:
-  // Engine::SaveSafetensors's; Unavailable.
+  // the latter names `base` as the base model. COLLECTIVE. Errors are those of
+  // Engine::SaveSafetensors, and Unavailable.
   absl::Status Save(tessera::Engine* engine, const std::string& dir,
                     const std::string& base) const;
 
-  // W += alpha / rank * B A and then B = 0, layer by layer: the model says the
-  // same, except for rounding, without a Scope. COLLECTIVE.
+  // Sets W += alpha / rank * B A and then B = 0, layer by layer: without a
+  // Scope the model then gives the same results, except for rounding.
+  // COLLECTIVE.
   absl::Status Merge(tessera::Engine* engine) const;
 
-  // The paths of the layers that have adapters, in the model's order.
+  // Returns the paths of the layers that have adapters, in the model's order.
   std::vector<std::string> paths() const;
 
  private:

@@ -1,10 +1,10 @@
-// Trains adapters of a Llama whose own values stay as they are.
+// Trains adapters of a Llama whose own values stay unchanged.
 //
 //   train --world=2 --model=/models/Llama-3.2-1B --data=text.bin --steps=100
 //         --adapters=tuned --merged=merged
 //
-// Lora (lora.h) is plain libtorch and works for other models as well; what
-// Tessera does is to keep the frozen base in shards, without optimizer states.
+// Lora (lora.h) is plain libtorch and works for other models as well; Tessera
+// keeps the frozen base in shards, without optimizer states.
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -46,7 +46,8 @@ ABSL_FLAG(std::string, merged, "",
 
 namespace {
 
-// 64 bits of all values that are no adapter's (FNV-1a), the same on all ranks.
+// Returns 64 bits of all values that are not an adapter's (FNV-1a), the same on
+// all ranks.
 absl::StatusOr<uint64_t> HashOfBase(Llama& model, tessera::Engine& engine) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const auto& item : model->named_parameters()) {
@@ -143,7 +144,7 @@ absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(const tessera::World* const world,
                            tessera::Init(&argc, argv, world_options));
   const std::string base = absl::GetFlag(FLAGS_model);
-  // An error that one rank has is told to all, so that none waits for it.
+  // An error on one rank is shared with all, so that none waits for it.
   const absl::StatusOr<LlamaOptions> read = ReadLlamaConfig(base);
   TESSERA_RETURN_IF_ERROR(
       world->communicator()->AgreeOk(read.status(), "the model"));
@@ -186,7 +187,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // to a file, too
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line to a file, too
   absl::SetProgramUsageMessage(
       "trains LoRA adapters of a Llama; see README.md");
   const absl::Status status =

@@ -1,4 +1,4 @@
-// The smallest program: a plain module, trained in shards.
+// This is the smallest program: it trains a plain module in shards.
 //
 //   bazel run //examples/minimal -- --world=2
 #include <cstdio>
@@ -17,7 +17,7 @@ absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(
       auto engine,
       tessera::Engine::Create(model, "examples/minimal/zero3.json"));
-  at::manual_seed(1 + world->rank());  // samples of its own
+  at::manual_seed(1 + world->rank());  // each rank has samples of its own
   for (int step = 0; step < 20; ++step) {
     auto x = at::randn({32, 64});
     auto loss = (model->forward(x) - x.sum(1, true)).square().mean();

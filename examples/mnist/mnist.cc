@@ -1,10 +1,10 @@
-// Trains a small convolutional network on MNIST (or what has its format), and
-// says how much of the test set it gets right.
+// Trains a small convolutional network on MNIST (or a set in its format), and
+// prints its accuracy on the test set.
 //
 //   bazel run //examples/mnist -- --world=2 --data FOLDER --steps 2000
 //
-// FOLDER: MNIST's four files (train-images-idx3-ubyte, ...), as they are or
-// .gz. Without it images are made.
+// FOLDER has MNIST's four files (train-images-idx3-ubyte, ...), plain or .gz.
+// Without it images are synthetic.
 #include "data/images/mnist.h"
 
 #include <cstdio>
@@ -44,7 +44,8 @@ nn::Sequential MakeModel() {
                         nn::Linear(64, 10));
 }
 
-// Of MNIST's training set: mean 0, standard deviation 1.
+// Normalizes such that MNIST's training set has mean 0 and standard deviation
+// 1.
 void Normalize(absl::Span<const uint8_t> image, tessera::SampleRandom*,
                float* out) {
   for (const uint8_t pixel : image) {
@@ -85,7 +86,7 @@ absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(const auto* world,
                            tessera::Init(&arguments.argc, arguments.argv));
   absl::ParseCommandLine(arguments.argc, arguments.argv);
-  // An error that one rank has is told to all, so that none waits for it.
+  // An error on one rank is shared with all, so that none waits for it.
   absl::StatusOr<ImageSets> data = OpenData();
   TESSERA_RETURN_IF_ERROR(
       world->communicator()->AgreeOk(data.status(), "data"));
@@ -106,7 +107,7 @@ absl::Status Run(int argc, char** argv) {
         loader->Load(report.client_state), "the place in the data"));
   }
 
-  int64_t said = engine->step();  // a step that is skipped is not counted
+  int64_t said = engine->step();  // a skipped step is not counted
   while (engine->step() < absl::GetFlag(FLAGS_steps)) {
     absl::StatusOr<tessera::Batch> batch = loader->Next();
     TESSERA_RETURN_IF_ERROR(
@@ -147,7 +148,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // to a file, too
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line to a file, too
   const absl::Status status =
       tessera::CatchTorch("mnist", [&] { return Run(argc, argv); });
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());

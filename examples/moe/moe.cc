@@ -14,13 +14,14 @@ namespace {
 
 namespace nn = torch::nn;
 
-constexpr int64_t kChosen = 2;  // experts of a token
+constexpr int64_t kChosen = 2;  // experts that each token uses
 
 nn::Linear MakeLinear(int64_t in, int64_t out) {
   return nn::Linear(nn::LinearOptions(in, out).bias(false));
 }
 
-// The router's product in float32, where autocast would choose 16 bits, too.
+// Computes the router's product in float32, where autocast would choose 16
+// bits.
 at::Tensor Float32Linear(const at::Tensor& input, const at::Tensor& weight) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);

@@ -1,13 +1,13 @@
-// Moe: a small transformer whose layers are mixtures of experts, as a plain
+// Moe is a small transformer whose layers are mixtures of experts, as a plain
 // torch::nn::Module.
 //
 //   block: x += attention(norm1(x));  x += experts(norm2(x))
 //   experts: of each token the router's two likeliest, weighted by their
 //            probabilities, whose sum is made 1
 //
-// An expert runs if it has a token, so which parameters are used, and get a
-// gradient, is up to the data: it differs from rank to rank and from step to
-// step. Nothing here knows that it may be trained in shards.
+// An expert runs if it has a token, so the data decide which parameters are
+// used and get a gradient: it differs from rank to rank and from step to step.
+// Nothing here knows that it may be trained in shards.
 //
 // Sources: GShard (Lepikhin et al., 2021) for two experts a token; Switch
 // Transformer (Fedus et al., 2022) for the loss that balances experts.
@@ -29,8 +29,8 @@
 struct MoeOptions {
   TORCH_ARG(int64_t, dim) = 64;       // width; a multiple of heads
   TORCH_ARG(int64_t, layers) = 2;     // blocks
-  TORCH_ARG(int64_t, heads) = 4;      // of attention
-  TORCH_ARG(int64_t, experts) = 8;    // of a block; at least 2
+  TORCH_ARG(int64_t, heads) = 4;      // in attention
+  TORCH_ARG(int64_t, experts) = 8;    // in a block; at least 2
   TORCH_ARG(int64_t, hidden) = 128;   // width of an expert
   TORCH_ARG(int64_t, seq) = 64;       // the longest input, in tokens
   TORCH_ARG(int64_t, vocab) = 256;    // one token per byte
@@ -40,7 +40,7 @@ struct MoeOptions {
 class MoeExpertImpl : public torch::nn::Module {
  public:
   MoeExpertImpl(int64_t dim, int64_t hidden);
-  // [tokens, dim] to [tokens, dim].
+  // Maps [tokens, dim] to [tokens, dim].
   at::Tensor forward(const at::Tensor& input);
 
  private:
@@ -52,16 +52,16 @@ TORCH_MODULE(MoeExpert);
 class MoeLayerImpl : public torch::nn::Module {
  public:
   explicit MoeLayerImpl(const MoeOptions& options);
-  // [tokens, dim] to [tokens, dim].
+  // Maps [tokens, dim] to [tokens, dim].
   at::Tensor forward(const at::Tensor& input);
 
-  // Of the last forward: experts * sum over experts of (share of choices) *
-  // (mean probability); 1 where all are chosen equally often, more otherwise.
-  // Float32, as all that the router computes, whatever the input and the
-  // parameters are: in 16 bits experts change places by rounding, and a count
-  // above 256 is another.
+  // Returns the balancing loss of the last forward: experts * sum over experts
+  // of (share of choices) * (mean probability); it is 1 if all are chosen
+  // equally often, more otherwise. It is float32, as is all that the router
+  // computes, whatever the input and the parameters are: in 16 bits rounding
+  // would exchange experts, and counts above 256 would be wrong.
   const at::Tensor& balance_loss() const { return balance_loss_; }
-  // How many choices fell on each expert.
+  // Returns how many choices fell on each expert.
   const std::vector<int64_t>& choices() const { return choices_; }
 
  private:
@@ -76,7 +76,7 @@ TORCH_MODULE(MoeLayer);
 class MoeBlockImpl : public torch::nn::Module {
  public:
   explicit MoeBlockImpl(const MoeOptions& options);
-  // [B, T, dim] to [B, T, dim].
+  // Maps [B, T, dim] to [B, T, dim].
   at::Tensor forward(const at::Tensor& input);
   const MoeLayerImpl& moe() const { return *moe_; }
 
@@ -95,17 +95,18 @@ class MoeImpl : public torch::nn::Module {
   // Draws the initial values from torch's default generator.
   explicit MoeImpl(const MoeOptions& options = MoeOptions());
 
-  // `tokens` [B, T] of int64, T <= seq; gives the logits, [B, T, vocab].
+  // Takes `tokens` [B, T] of int64, T <= seq; returns the logits, [B, T,
+  // vocab].
   at::Tensor forward(const at::Tensor& tokens);
-  // Mean cross entropy, in nats per token, and `balance` times the mean of the
-  // layers' balance_loss. Float32.
+  // Returns the mean cross entropy, in nats per token, plus `balance` times the
+  // mean of the layers' balance_loss. Float32.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
-  // The two of the last loss, without a graph: the first is what other models'
-  // losses are compared with.
+  // Return the two parts of the last loss, without a graph; the first is
+  // comparable with other models' losses.
   const at::Tensor& cross_entropy() const { return cross_entropy_; }
   const at::Tensor& balance() const { return balance_; }
 
-  // Of all layers' experts: how many had no token in the last forward.
+  // Returns how many experts of all layers had no token in the last forward.
   int64_t unused_experts() const;
 
  private:

@@ -33,7 +33,7 @@ TEST(MoeTest, EachTokenTakesTwoExperts) {
   EXPECT_EQ(std::accumulate(choices.begin(), choices.end(), int64_t{0}), 80);
 }
 
-// By the definition, token by token.
+// This computes the definition, token by token.
 TEST(MoeTest, IsTheWeightedSumOfTheChosen) {
   const at::NoGradGuard no_grad;
   at::manual_seed(2);

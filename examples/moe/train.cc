@@ -1,11 +1,11 @@
 // Trains a mixture of experts in shards: each expert is a unit, gathered where
-// a token takes it, whatever the other ranks do meanwhile.
+// a token uses it, whatever the other ranks do meanwhile.
 //
 //   train --world=2 --data=kjv.txt --steps=100
 //
-// zero3.json says how: units are blocks and experts; gathers are served, since
-// over nccl they would be collectives, for which all ranks had to use the same
-// experts in the same order.
+// zero3.json configures it: units are blocks and experts; gathers are
+// one-sided, since over nccl they would be collectives, for which all ranks
+// would have to use the same experts in the same order.
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -67,7 +67,7 @@ absl::Status Run(int argc, char** argv) {
       data->Load(engine->config().train_micro_batch_size_per_gpu(), *world));
   const auto batches =
       static_cast<float>(engine->config().gradient_accumulation_steps());
-  at::Tensor both;     // sums of a step's cross entropies and balances
+  at::Tensor both;     // sums of cross entropies and balances in a step
   int64_t unused = 0;  // experts of all layers that had no token here
   const auto loss_of = [&](const TokenBatch& batch) {
     const at::Tensor loss = model->loss(batch.tokens, batch.targets);
@@ -96,7 +96,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // to a file, too
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line to a file, too
   absl::SetProgramUsageMessage("trains a mixture of experts; see README.md");
   const absl::Status status =
       tessera::CatchTorch("moe", [&] { return Run(argc, argv); });

@@ -1,4 +1,4 @@
-// A model of one's own, trained in shards (docs/quickstart.md).
+// Trains a model of your own in shards (docs/quickstart.md).
 //
 //   train train.json --world=2
 #include <cstdio>
@@ -14,8 +14,8 @@
 
 namespace nn = torch::nn;
 
-// Two instances or more of one class: each becomes a unit, that is, it is
-// gathered, used and freed as a whole.
+// A class with two or more instances: each instance becomes a unit, that is, it
+// is gathered, used and freed as a whole.
 struct Block : nn::Module {
   explicit Block(int64_t width)
       : norm(register_module("norm",
@@ -46,13 +46,13 @@ struct Net : nn::Module {
 
 absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(auto* world, tessera::Init(&argc, argv));
-  if (argc < 2) {  // --world=N is taken away by now
+  if (argc < 2) {  // Init has removed --world=N
     return absl::InvalidArgumentError("usage: train CONFIG.json [--world=N]");
   }
   at::manual_seed(0);  // the same initial values on all ranks
   auto net = std::make_shared<Net>();
   TESSERA_ASSIGN_OR_RETURN(auto engine, tessera::Engine::Create(net, argv[1]));
-  at::manual_seed(1 + world->rank());  // and data of each rank's own
+  at::manual_seed(1 + world->rank());  // each rank has data of its own
   for (int step = 0; step < 100; ++step) {
     const at::Tensor x = at::randn({16, 512});
     const at::Tensor y = x.slice(1, 0, 8).prod(1, /*keepdim=*/true);

@@ -2,7 +2,7 @@
 
 namespace {
 
-// Of the 50,000 training images, as parts of 255.
+// These are of the 50,000 training images, in fractions of 255.
 constexpr float kMean[kCifarChannels] = {0.4914f, 0.4822f, 0.4465f};
 constexpr float kDeviation[kCifarChannels] = {0.2470f, 0.2435f, 0.2616f};
 

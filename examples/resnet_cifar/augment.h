@@ -1,4 +1,4 @@
-// What a training of CIFAR sees of an image: a random crop of the image in a
+// Prepares an image of CIFAR for training: a random crop of the image in a
 // frame of 4 black pixels, mirrored half of the time, and normalized.
 //
 // Source: He et al., 2015, section 4.2; torchvision's RandomCrop(32, padding=4)
@@ -16,16 +16,16 @@ inline constexpr int64_t kCifarPixels =
     kCifarChannels * kCifarSide * kCifarSide;
 inline constexpr int64_t kFrame = 4;
 
-// Where the crop begins in the framed image, 0 to 2 * kFrame, and whether it is
-// mirrored. kFrame, kFrame, false: the image itself.
+// Crop is where the crop begins in the framed image, 0 to 2 * kFrame, and
+// whether it is mirrored. kFrame, kFrame, false gives the image itself.
 struct Crop {
   int64_t top = kFrame, left = kFrame;
   bool mirrored = false;
 };
 
-// `image` [3, 32, 32] of bytes to `out` of as many floats: of each channel its
-// mean over CIFAR-10 is 0, its standard deviation 1. The frame is black before
-// that, as torchvision's is.
+// Converts `image`, [3, 32, 32] bytes, to as many floats in `out`, such that
+// over CIFAR-10 each channel has mean 0 and standard deviation 1. The frame is
+// black before that, as torchvision's is.
 void CropAndNormalize(absl::Span<const uint8_t> image, const Crop& crop,
                       float* out);
 

@@ -10,7 +10,7 @@ nn::Conv2d Conv(int64_t in, int64_t out, int64_t kernel, int64_t stride) {
   nn::Conv2d conv(nn::Conv2dOptions(in, out, kernel)
                       .stride(stride)
                       .padding(kernel / 2)
-                      .bias(false));  // the norm behind it has one
+                      .bias(false));  // the following norm has one
   nn::init::kaiming_normal_(conv->weight, 0, torch::kFanOut, torch::kReLU);
   return conv;
 }

@@ -6,9 +6,10 @@
 //   block: relu(x + norm(conv(relu(norm(conv(x)))))); where the size changes, x
 //     goes through a convolution of 1x1 and a norm
 //
-// The variant of CIFAR: where ImageNet's ResNet-18 begins with a 7x7
-// convolution of stride 2 and a pooling, which would leave 8 x 8 of the image,
-// the stem is a 3x3 of stride 1. 11,173,962 parameters at w = 64.
+// This is the variant for CIFAR: ImageNet's ResNet-18 begins with a 7x7
+// convolution of stride 2 and a pooling, which would leave 8 x 8 of the image;
+// here the stem is a 3x3 convolution of stride 1. It has 11,173,962 parameters
+// at w = 64.
 //
 // Source: He et al., 2015, with the initial values of their paper (normal, by
 // the number of outputs).
@@ -34,7 +35,7 @@ struct ResNetOptions {
 class ResNetBlockImpl : public torch::nn::Module {
  public:
   ResNetBlockImpl(int64_t in, int64_t out, int64_t stride);
-  // [B, in, H, W] to [B, out, H / stride, W / stride].
+  // Maps [B, in, H, W] to [B, out, H / stride, W / stride].
   at::Tensor forward(const at::Tensor& input);
 
  private:
@@ -48,7 +49,7 @@ class ResNet18Impl : public torch::nn::Module {
  public:
   // Draws the initial values from torch's default generator.
   explicit ResNet18Impl(const ResNetOptions& options = ResNetOptions());
-  // [B, 3, H, W] of floats to [B, classes].
+  // Maps [B, 3, H, W] floats to [B, classes].
   at::Tensor forward(const at::Tensor& images);
 
  private:

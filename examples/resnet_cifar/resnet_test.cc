@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::Each;
 
-// As torchvision's and others' ResNet-18 with this stem and 10 classes.
+// The sizes are those of torchvision's ResNet-18 with this stem and 10 classes.
 TEST(ResNet18Test, HasTheSizesOfThePaper) {
   ResNet18 model;
   int64_t parameters = 0, convolutions = 0;

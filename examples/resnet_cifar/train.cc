@@ -1,10 +1,10 @@
-// Trains ResNet-18 on CIFAR-10, as PyTorch's scripts for it do with
+// Trains ResNet-18 on CIFAR-10, as PyTorch's scripts do with
 // DistributedDataParallel.
 //
 //   bazel run //examples/resnet_cifar:train -- --world=2 --data FOLDER
 //   train --dist-url tcp://node1:29500 --world-size 6 --rank 3 --data FOLDER
 //
-// All of Tessera in it is in trainer.cc.
+// trainer.cc has all that uses Tessera.
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -65,7 +65,8 @@ absl::StatusOr<TrainFlags> Flags(int argc, char** argv) {
 
 absl::Status Run(int argc, char** argv) {
   TorchArguments arguments(argc, argv);
-  // Before Init, since the configuration may say how the ranks talk.
+  // The flags are read before Init, since the configuration may say how the
+  // ranks communicate.
   TESSERA_ASSIGN_OR_RETURN(
       std::vector<char*> own,
       tessera::WithoutInitFlags(arguments.argc, arguments.argv));
@@ -83,7 +84,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // to a file, too
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line to a file, too
   const absl::Status status =
       tessera::CatchTorch("train", [&] { return Run(argc, argv); });
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());

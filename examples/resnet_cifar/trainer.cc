@@ -21,8 +21,8 @@ void WholeImage(absl::Span<const uint8_t> image, tessera::SampleRandom*,
   CropAndNormalize(image, Crop(), out);
 }
 
-// The crop of a sample in an epoch is the same whichever rank and thread makes
-// it, and in a run that was resumed.
+// Crops a sample: the crop in an epoch is the same whichever rank and thread
+// makes it, also in a resumed run.
 void RandomImage(absl::Span<const uint8_t> image, tessera::SampleRandom* random,
                  float* out) {
   Crop crop;
@@ -42,8 +42,8 @@ int64_t StepsPerEpoch(int64_t images, int64_t ranks, int64_t batch) {
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
     const TrainFlags& flags, const tessera::World& world) {
   auto trainer = std::unique_ptr<Trainer>(new Trainer(flags, world));
-  // What may fail on one rank alone is agreed on, so that no rank waits for one
-  // that has ended.
+  // Ranks agree on what may fail on one rank alone, so that no rank waits for
+  // one that has ended.
   tessera::Communicator& ranks = *world.communicator();
   TESSERA_RETURN_IF_ERROR(ranks.AgreeOk(trainer->Prepare(), "set-up"));
   TESSERA_RETURN_IF_ERROR(ranks.AgreeEqual(
@@ -203,7 +203,7 @@ absl::Status Trainer::SayEpoch(const Score& train, const Score& test) const {
   return absl::OkStatus();
 }
 
-// What a checkpoint has of this program's, of each rank.
+// Returns what this program adds to a checkpoint, for each rank.
 std::string Trainer::ClientState() const {
   return tessera::PackClientState({{"loader", loader_->State()},
                                    {"epoch", absl::StrCat(epoch_)},
@@ -219,7 +219,8 @@ absl::Status Trainer::LoadClientState(const std::string& state) {
         absl::StrCat("expected a number of epochs, got '", parts["epoch"],
                      "'; was it saved by this program?"));
   }
-  // Sums of as many ranks; others begin the rest of the epoch with none.
+  // The sums apply to the same number of ranks; others begin the rest of the
+  // epoch without.
   if (parts["ranks"] == absl::StrCat(world_.world_size())) {
     TESSERA_RETURN_IF_ERROR(seen_.Load(parts["seen"]));
   }

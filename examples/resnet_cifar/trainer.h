@@ -1,4 +1,4 @@
-// Trainer: a ResNet-18, its engine, and its place in the data.
+// Trainer holds a ResNet-18, its engine, and its place in the data.
 #ifndef EXAMPLES_RESNET_CIFAR_TRAINER_H_
 #define EXAMPLES_RESNET_CIFAR_TRAINER_H_
 
@@ -17,31 +17,31 @@
 
 struct TrainFlags {
   std::string config = "examples/resnet_cifar/sgd.json";
-  std::string data;       // CIFAR-10's binary version; "": one is made
-  int64_t images = 2000;  // of what is made
+  std::string data;       // CIFAR-10's binary version; "": synthetic images
+  int64_t images = 2000;  // number of synthetic images
   int64_t epochs = 200;
-  int64_t max_steps = 0;  // ends there, and saves; 0: at the end of --epochs
+  int64_t max_steps = 0;  // ends there, and saves; 0: no such limit
   int64_t width = 64;
   bool augment = true;
-  int workers = 2;  // that make batches; of each rank
+  int workers = 2;  // threads of each rank that make batches
   uint64_t seed = 1;
   std::string save;  // the folder of checkpoints; "": none
   double save_minutes = 10;
   bool resume = false;
 };
 
-// Steps of an epoch: each rank has as many samples, padded, and a last batch
-// that may be smaller.
+// Returns the steps of an epoch: each rank has equally many samples, padded,
+// and the last batch may be smaller.
 int64_t StepsPerEpoch(int64_t images, int64_t ranks, int64_t batch);
 
 class Trainer {
  public:
-  // COLLECTIVE: an error of one rank is returned on all.
+  // COLLECTIVE: an error on one rank is returned on all.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(
       const TrainFlags& flags, const tessera::World& world);
 
-  // To the end of the epochs, or until it is told to end. Rank 0 prints a line
-  // for each epoch. COLLECTIVE.
+  // Trains until the epochs end, or until a signal asks it to end. Rank 0
+  // prints a line for each epoch. COLLECTIVE.
   absl::Status Train();
 
  private:
@@ -64,8 +64,8 @@ class Trainer {
   ResNet18 model_{nullptr};
   std::unique_ptr<tessera::Engine> engine_;
   std::unique_ptr<tessera::CheckpointManager> manager_;
-  ScoreSums seen_;     // of this epoch's training
-  int64_t epoch_ = 0;  // that have ended
+  ScoreSums seen_;     // for this epoch's training
+  int64_t epoch_ = 0;  // epochs that have ended
 };
 
 #endif  // EXAMPLES_RESNET_CIFAR_TRAINER_H_

@@ -9,7 +9,7 @@
 
 namespace {
 
-// Draws one of the logits [vocab], which lie in CPU memory.
+// Draws one of the logits [vocab], which are in CPU memory.
 int64_t Draw(const at::Tensor& logits, const GenerateOptions& options,
              const at::Generator& generator) {
   if (options.temperature <= 0) return at::argmax(logits).item<int64_t>();

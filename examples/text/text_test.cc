@@ -14,7 +14,7 @@
 
 namespace {
 
-// Written once: loaders read it ahead.
+// The text is written once, since loaders read it ahead.
 std::string Text() {
   static const std::string* const path = [] {
     auto* const made = new std::string(::testing::TempDir() + "/text");

@@ -1,5 +1,5 @@
-// Files of tokens as batches: each rank its own samples, in an order that the
-// seed gives, made ahead on a thread.
+// Loads files of tokens as batches: each rank loads its own samples, in an
+// order that the seed determines, ahead of time on a thread.
 #ifndef EXAMPLES_TEXT_TOKEN_LOADER_H_
 #define EXAMPLES_TEXT_TOKEN_LOADER_H_
 
@@ -15,29 +15,29 @@
 #include "loader/data_loader.h"
 
 struct TokenTextOptions {
-  // A file, or a pattern (tessera::TokenCorpus::Open): llm.c's files, which say
-  // of which type their tokens are, and others, whose tokens are of this: any
-  // text with a token for each byte, nanoGPT's files with kUint16.
+  // A file, or a pattern (tessera::TokenCorpus::Open). llm.c's files say the
+  // type of their tokens; other files have tokens of `type`: any text with a
+  // token for each byte, nanoGPT's files with kUint16.
   std::string path;
   tessera::TokenType type = tessera::TokenType::kUint8;
   int64_t vocab_size = 256;  // tokens have to be less
   int64_t seq = 64;          // tokens that a model is given at once
-  int64_t held_out = 0;      // so many samples at the end are not trained on
+  int64_t held_out = 0;      // this many samples at the end are not trained on
   uint64_t seed = 1;
 };
 
 class TokenText {
  public:
-  // LOCAL: a file may be missing on one rank alone. Errors:
-  // TokenCorpus::Open's; InvalidArgument where there is no whole sample to
-  // train on.
+  // Opens the text. LOCAL: a file may be missing on one rank alone. Errors are
+  // those of TokenCorpus::Open, and InvalidArgument if there is no whole sample
+  // to train on.
   static absl::StatusOr<TokenText> Open(const TokenTextOptions& options);
 
-  // Batches of this rank's samples, [batch_size, seq + 1] of int64 on its
-  // device, of which each is one of tensors[0]. Its State is the place in the
-  // data, for a checkpoint; Load goes on there with any number of ranks. Next:
-  // InvalidArgument of a token outside of the vocabulary. Errors: those of
-  // DataLoader::Create.
+  // Returns a loader whose batches are this rank's samples: tensors[0] is
+  // [batch_size, seq + 1] of int64, on its device. The loader's State is the
+  // place in the data, for a checkpoint; its Load resumes there with any number
+  // of ranks. Its Next returns InvalidArgument for a token outside the
+  // vocabulary. Errors are those of DataLoader::Create.
   absl::StatusOr<std::unique_ptr<tessera::DataLoader>> Load(
       int64_t batch_size, int rank, int world_size, at::Device device) const;
   absl::StatusOr<std::unique_ptr<tessera::DataLoader>> Load(
@@ -45,7 +45,7 @@ class TokenText {
     return Load(batch_size, world.rank(), world.world_size(), world.device());
   }
 
-  // The same of one sample that is held out, 0 <= index < held_out, on the CPU.
+  // Returns one held-out sample, 0 <= index < held_out, on the CPU.
   absl::StatusOr<at::Tensor> HeldOut(int64_t index) const;
 
   int64_t num_tokens() const { return corpus_->num_tokens(); }
@@ -63,8 +63,8 @@ class TokenText {
   TokenTextOptions options_;
 };
 
-// Of samples [n, seq + 1]: what a model is given, and what it is to say, one
-// token further on; both [n, seq] and contiguous.
+// Splits samples [n, seq + 1] into what a model is given and what it should
+// predict, one token further on; both are [n, seq] and contiguous.
 struct TokenBatch {
   explicit TokenBatch(const at::Tensor& samples)
       : tokens(samples.slice(1, 0, -1).contiguous()),

@@ -1,4 +1,4 @@
-// One optimizer step over batches of tokens.
+// Runs one optimizer step over batches of tokens.
 #ifndef EXAMPLES_TEXT_TRAIN_STEP_H_
 #define EXAMPLES_TEXT_TRAIN_STEP_H_
 
@@ -10,19 +10,20 @@
 #include "examples/text/token_loader.h"
 #include "loader/data_loader.h"
 
-// The loss of a batch, a scalar; called under the engine's autocast.
+// Returns the loss of a batch, a scalar; called under the engine's autocast.
 using LossOf = std::function<at::Tensor(const TokenBatch& batch)>;
 
 // Takes one batch of `loader` per accumulation step through Backward and Step.
-// Returns the sum of this rank's losses: a tensor of its own, float32 on their
-// device, without a graph.
-// COLLECTIVE; a rank whose data fail tells the others, which do not wait.
+// Returns the sum of this rank's losses: a new float32 tensor on their device,
+// without a graph. COLLECTIVE; a rank whose data fail announces that, so the
+// others do not wait.
 absl::StatusOr<at::Tensor> TrainStep(tessera::Engine* engine,
                                      tessera::DataLoader* loader,
                                      const LossOf& loss_of);
 
-// For a line about the last step: ", skipped" where its gradients were not
-// finite and it changed nothing, which engine.step() does not count; else "".
+// Returns a note about the last step for a log line: ", skipped" if its
+// gradients were not finite and it changed nothing (engine.step() does not
+// count it), otherwise "".
 const char* SkippedNote(const tessera::Engine& engine);
 
 #endif  // EXAMPLES_TEXT_TRAIN_STEP_H_

@@ -43,7 +43,7 @@ absl::StatusOr<ImageSets> OpenOrMake(
         const std::string& folder, tessera::ImageSplit split)>& open) {
   namespace fs = std::filesystem;
   std::string folder = given, made;
-  // What is mapped stays when its files are gone.
+  // Mapped files stay usable when their names are removed.
   const absl::Cleanup remove = [&made] {
     std::error_code ignored;
     if (!made.empty()) fs::remove_all(made, ignored);

@@ -1,4 +1,4 @@
-// Images from files, or made where there are none, and batches of them.
+// Opens images from files, or makes synthetic ones, and batches them.
 #ifndef EXAMPLES_VISION_IMAGES_H_
 #define EXAMPLES_VISION_IMAGES_H_
 
@@ -19,25 +19,26 @@ struct ImageSets {
   tessera::ImageSet train, test;
 };
 
-// Of `folder`; of a folder of this process's own, gone afterwards, that `make`
-// has filled, if that is "". LOCAL; errors of `make`, `open` and the disk.
+// Opens the images in `folder`. If that is "", `make` fills a temporary folder
+// of this process, which is removed afterwards. LOCAL; errors are those of
+// `make`, `open` and the disk.
 absl::StatusOr<ImageSets> OpenOrMake(
     const std::string& folder,
     const std::function<absl::Status(const std::string& folder)>& make,
     const std::function<absl::StatusOr<tessera::ImageSet>(
         const std::string& folder, tessera::ImageSplit split)>& open);
 
-// The bytes of an image to as many floats. `random`: of the sample, where it is
-// trained on; null where it is not.
+// Converts the bytes of an image to as many floats. `random` is that of the
+// sample in training, null otherwise.
 using ConvertImage =
     std::function<void(absl::Span<const uint8_t> image,
                        tessera::SampleRandom* random, float* out)>;
 
-// Images [B, C, H, W] of floats, labels [B] of int64. `set` outlives the
-// result.
+// Returns a Fetch of images [B, C, H, W] of floats and labels [B] of int64.
+// `set` outlives the result.
 tessera::Fetch FetchImages(const tessera::ImageSet* set, ConvertImage convert);
 
-// The same of some samples, without randomness. On the CPU.
+// Returns images and labels of some samples, without randomness, on the CPU.
 std::pair<at::Tensor, at::Tensor> ImagesOf(const tessera::ImageSet& set,
                                            absl::Span<const int64_t> samples,
                                            const ConvertImage& convert);

@@ -1,4 +1,4 @@
-// Loss and accuracy of a classifier, over ranks.
+// Computes loss and accuracy of a classifier over ranks.
 #ifndef EXAMPLES_VISION_SCORE_H_
 #define EXAMPLES_VISION_SCORE_H_
 
@@ -20,19 +20,21 @@ struct Score {
   int64_t samples = 0;
 };
 
-// Adds up what a rank sees.
+// ScoreSums adds up what a rank sees.
 class ScoreSums {
  public:
   explicit ScoreSums(at::Device device);
 
-  // `logits` [B, classes], `labels` [B] of int64. Does not wait for the device.
+  // Adds `logits` [B, classes] and `labels` [B] of int64. Does not wait for the
+  // device.
   void Add(const at::Tensor& logits, const at::Tensor& labels);
 
-  // Of all ranks' samples, the same everywhere. COLLECTIVE; waits for the
-  // device. FailedPrecondition without samples.
+  // Returns the score of all ranks' samples, identical on all. COLLECTIVE;
+  // waits for the device. Returns FailedPrecondition if there are no samples.
   absl::StatusOr<Score> OverRanks(const tessera::World& world) const;
 
-  // This rank's sums as text, for a checkpoint, to the bit. DataLoss.
+  // State returns this rank's sums as text that Load reads to the bit, for a
+  // checkpoint. DataLoss.
   std::string State() const;
   absl::Status Load(absl::string_view state);
 
@@ -40,14 +42,15 @@ class ScoreSums {
   at::Tensor sums_;  // [loss, correct, samples] of float64
 };
 
-// Logits and labels of some samples.
+// Returns logits and labels of some samples.
 using Forward = std::function<std::pair<at::Tensor, at::Tensor>(
     absl::Span<const int64_t> samples)>;
 
-// Of samples 0 to `samples` - 1: rank r takes each W-th, `batch` at a time, so
-// that every one counts once (a sampler that pads would count some twice). All
-// ranks call `forward` equally often, since at stage 3 it may be COLLECTIVE; of
-// a rank that has none left it does not count. No gradients. COLLECTIVE.
+// Scores samples 0 to `samples` - 1: rank r takes each W-th, `batch` at a time,
+// so that every sample counts once (a sampler that pads would count some
+// twice). All ranks call `forward` equally often, since at stage 3 it may be
+// COLLECTIVE; the results of a rank that has no samples left are ignored.
+// Computes no gradients. COLLECTIVE.
 absl::StatusOr<Score> Evaluate(const tessera::World& world, int64_t samples,
                                int64_t batch, const Forward& forward);
 

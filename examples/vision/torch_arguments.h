@@ -1,5 +1,5 @@
-// The arguments of PyTorch's distributed scripts, as Init and absl's flags have
-// them:
+// Translates the arguments of PyTorch's distributed scripts to those of Init
+// and absl's flags:
 //
 //   --dist-url tcp://host:port  file:///path  env://     --rendezvous=...
 //   --world-size 8 --rank 3                              --world_size --rank
@@ -12,14 +12,15 @@
 #include <string>
 #include <vector>
 
-// argv by these names; dashes within names become '_', values stay as they are.
+// Holds argv with these names; dashes within names become '_', values stay as
+// they are.
 class TorchArguments {
  public:
   TorchArguments(int argc, char** argv);
   TorchArguments(const TorchArguments&) = delete;
   TorchArguments& operator=(const TorchArguments&) = delete;
 
-  // For Init, which takes its own out. Valid as long as this.
+  // Pass these to Init, which removes its own arguments. Valid as long as this.
   int argc;
   char** argv;
 

@@ -33,7 +33,7 @@ class Allocator final : public c10::DeviceAllocator {
 
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override {}
-  // As CUDA's: nothing for memory that is not its own.
+  // Ignores memory that is not its own, as CUDA's allocator does.
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
     if (data.get_deleter() == &Delete && data.get() != nullptr) {
       Runtime::Get().RecordStream(data.get(), stream);

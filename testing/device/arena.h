@@ -1,14 +1,14 @@
-// Arena: memory of the devices. An address of it is reserved and cannot be
-// accessed: who follows a device's pointer on the host is stopped by SIGSEGV,
-// as with any device. What lies there is at another address, OnHost.
+// Arena is the memory of the devices. Its addresses are reserved and cannot be
+// accessed: following a device's pointer on the host ends in SIGSEGV, as with
+// any device. The bytes are at another address, OnHost.
 //
 //   device addresses  [ device 0 ........ | device 1 ........ ]   no access
 //   the host's        [ device 0 ........ | device 1 ........ ]   the bytes
 //
-// Blocks that were freed go back to the stream that allocated them, and are
-// given out again, the last first. New memory and freed memory is poisoned with
-// bytes of ones (NaN in any floating-point dtype) by who calls, in the order of
-// the stream. Threads: any.
+// Freed blocks go back to the stream that allocated them, and are given out
+// again, the last one first. The caller poisons new and freed memory with bytes
+// of ones (NaN in any floating-point dtype), in the order of the stream.
+// Threads: any.
 #ifndef TESTING_DEVICE_ARENA_H_
 #define TESTING_DEVICE_ARENA_H_
 
@@ -29,25 +29,26 @@ class Arena {
 
   explicit Arena(int devices);
 
-  // Multiples of kAlignment. 0 where the device has no more.
+  // Allocates a multiple of kAlignment bytes. Returns 0 if the device has no
+  // more.
   uintptr_t Allocate(int device, int stream, int64_t bytes);
-  // What `Allocate` gave; its bytes may be given out again.
+  // Frees what Allocate returned; its bytes may be given out again.
   void Free(uintptr_t begin);
   int64_t BytesOf(uintptr_t begin) const;
   int StreamOf(uintptr_t begin) const;
 
-  // -1: of no device.
+  // Returns -1 for an address of no device.
   int DeviceOf(const void* address) const;
   uintptr_t OnHost(uintptr_t address) const { return address + to_host_; }
 
-  // Bytes in blocks that are not freed, now and at most since ResetPeak, and in
-  // all blocks.
+  // Bytes in blocks that are not freed, now and at most since ResetPeak, and
+  // bytes in all blocks.
   struct Held {
     int64_t allocated = 0, peak = 0, reserved = 0;
   };
   Held held(int device) const;
   void ResetPeak(int device);
-  // More than that is refused; unlimited by default.
+  // Refuses to hold more than `bytes`; unlimited by default.
   void SetLimit(int device, int64_t bytes);
 
  private:
@@ -55,7 +56,7 @@ class Arena {
     uintptr_t begin = 0, next = 0, end = 0;
     Held held;
     int64_t limit = INT64_MAX;
-    // By stream and bytes.
+    // Free blocks by stream and bytes.
     std::map<std::pair<int, int64_t>, std::vector<uintptr_t>> free;
   };
   struct Block {

@@ -1,5 +1,5 @@
-// scaled_dot_product_attention asks each device which of its ways to take: the
-// CPU's, over the same memory.
+// scaled_dot_product_attention asks each device which of its implementations to
+// use: here the CPU's, over the same memory.
 #include "ATen/native/transformers/attention.h"
 
 #include "ATen/native/DispatchStub.h"

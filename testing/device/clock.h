@@ -1,5 +1,5 @@
-// Clock: a vector clock over streams. What is known to be done: of each stream
-// its first `of(stream)` tasks.
+// Clock is a vector clock over streams: it knows that the first `of(stream)`
+// tasks of each stream are done.
 #ifndef TESTING_DEVICE_CLOCK_H_
 #define TESTING_DEVICE_CLOCK_H_
 
@@ -21,7 +21,7 @@ class Clock {
     if (at >= done_.size()) done_.resize(at + 1);
     done_[at] = done;
   }
-  // What this or `other` knows.
+  // Adds what `other` knows.
   void Join(const Clock& other) {
     if (done_.size() < other.done_.size()) done_.resize(other.done_.size());
     for (size_t i = 0; i < other.done_.size(); ++i) {

@@ -1,4 +1,4 @@
-// What tests of the device share: each of them runs in both modes.
+// Helpers that tests of the device share; each test runs in both modes.
 #ifndef TESTING_DEVICE_DEVICE_TESTING_H_
 #define TESTING_DEVICE_DEVICE_TESTING_H_
 
@@ -19,7 +19,7 @@ class TestDeviceTest : public ::testing::TestWithParam<Mode> {
     ResetHostWaits();
   }
   void TearDown() override { SetMode(Mode::kAtOnce); }
-  // NaN where a worker would have come too late.
+  // Compares bits. The tensor has NaN where a worker would have come too late.
   static bool HasBits(const at::Tensor& of_device, const at::Tensor& expected) {
     const at::Tensor got = of_device.cpu();
     return got.sizes().equals(expected.sizes()) &&

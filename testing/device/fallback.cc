@@ -1,5 +1,6 @@
-// All operators that operators.cc has not: the CPU's kernel over the device's
-// memory, as one task of the current stream of the arguments' device.
+// Handles all operators that operators.cc does not: it runs the CPU's kernel
+// over the device's memory, as one task of the current stream of the arguments'
+// device.
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -24,14 +25,14 @@ namespace {
 
 using Stack = torch::jit::Stack;
 
-// Arguments that the schema does not say are written to.
+// Returns whether the argument is written to though the schema does not say so.
 bool WritesUnsaid(const std::string& name, const Stack& arguments, size_t i) {
   // native_batch_norm(input, weight, bias, running_mean, running_var, training
   return name == "aten::native_batch_norm" && (i == 3 || i == 4) &&
          arguments[5].toBool();
 }
 
-// One call, as its kinds of arguments are.
+// One call, classified by its arguments.
 class Call {
  public:
   Call(const c10::OperatorHandle& op, Stack arguments)
@@ -67,7 +68,8 @@ class Call {
     stream_ = Runtime::Get().Current(device.index());
     if (views_ && !writes_) return RunAtOnce();
     if (ShapesDependOnValues()) {
-      // The kernel's results are launched as any; their sizes are waited for.
+      // The kernel's results are launched as any others; the host waits for
+      // their sizes.
       Runtime::Get().Drain();
       Stack results = RunAtOnce();
       Runtime::Get().HostWait(stream_, absl::StrCat("sizes of ", name_));
@@ -94,7 +96,7 @@ class Call {
     }
   }
 
-  // The same value with f(t) in the place of each tensor; nothing where it has
+  // Returns the value with f(t) in place of each tensor; nullopt if it has
   // none.
   template <typename F>
   static std::optional<c10::IValue> MapTensors(const c10::IValue& value,
@@ -125,8 +127,8 @@ class Call {
     return masked;
   }
 
-  // The same for the CPU. `generator`: which one draws, of the CPU.
-  // Tensors of the CPU are taken as they are now.
+  // Returns the arguments for the CPU. `generator` is the CPU generator that
+  // draws. CPU tensors are taken as they are now.
   Stack HostArguments(HostTensors* host, const at::Generator& generator) const {
     Stack made;
     const auto of = [&](const at::Tensor& t) {
@@ -162,7 +164,8 @@ class Call {
     return false;
   }
 
-  // The CPU's, behind what was passed or the device's default.
+  // Returns the CPU generator behind the one that was passed, or behind the
+  // device's default one.
   at::Generator& HostGeneratorOfCall() const {
     for (const c10::IValue& value : arguments_) {
       if (value.isGenerator()) return HostGeneratorOf(value.toGenerator());
@@ -176,8 +179,8 @@ class Call {
     return arguments;
   }
 
-  // One that draws without saying from where draws from the CPU's default
-  // generator: that has the device's state for so long.
+  // Runs an operator that draws without a generator argument, from the CPU's
+  // default one: that has the device's state meanwhile.
   Stack Draw(Stack arguments) const {
     if (!draws_ || HasGenerator()) return CallOnCpu(op_, std::move(arguments));
     static auto* const swapped = new std::mutex;
@@ -192,7 +195,8 @@ class Call {
     return results;
   }
 
-  // The device's tensors for `results`, and what has to be copied there.
+  // Makes the device's tensors for `results`, and lists what must be copied
+  // there.
   using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;  // to, from
   Stack Results(const HostTensors& host, const Stack& results, Copies* copies) {
     const auto of = [&](const at::Tensor& result) -> at::Tensor {
@@ -237,7 +241,7 @@ class Call {
     Runtime::Get().Launch(stream_, name_, accesses, describe, std::move(work));
   }
 
-  // What Copies says, whose targets are seen as the host's.
+  // Converts Copies: the targets become host tensors.
   static Copies OverHost(const Copies& copies) {
     HostTensors host(HostTensors::Memory::kOver);
     Copies made;
@@ -250,7 +254,7 @@ class Call {
     to.copy_(from);
   }
 
-  // The kernel runs in the call, over memory whose writers are done.
+  // Runs the kernel in the call, over memory whose writers are done.
   Stack RunAtOnce() {
     HostTensors host(HostTensors::Memory::kOver);
     const Stack raw = Draw(HostArguments(&host, HostGeneratorOfCall()));
@@ -264,8 +268,9 @@ class Call {
     return results;
   }
 
-  // The kernel runs when the stream comes to it; here, on zeros, what its
-  // results will look like. Nothing where that cannot be found so.
+  // The kernel runs when the stream comes to it. Here it runs on zeros, to find
+  // out what its results look like. Returns nullopt if that cannot be found in
+  // this way.
   std::optional<Stack> RunLater() {
     if (draws_ && !HasGenerator()) return std::nullopt;
     const at::Generator before = HostGeneratorOfCall().clone();
@@ -288,7 +293,7 @@ class Call {
     return results;
   }
 
-  // Those results that the trial had no argument for, in order.
+  // Fills in those results for which the trial had no argument, in order.
   static void Fill(const Copies& wanted, const Stack& trial,
                    const Stack& results) {
     std::vector<at::Tensor> of_trial, made;
@@ -323,9 +328,10 @@ void Fallback(const c10::OperatorHandle& op, Stack* stack) {
   }
 }
 
-// Operators that have a kernel for all devices, which goes before a fallback,
-// and one of the CPU, which has other bits; and convolutions, whose kernel for
-// all devices looks for one that only some have.
+// Returns whether the CPU's kernel must be used: operators have a kernel for
+// all devices, which takes precedence over a fallback, and one for the CPU,
+// which has other bits; and the convolutions' kernel for all devices looks for
+// one that only some have.
 bool TakesCpuKernel(const c10::OperatorHandle& op) {
   const std::string& name = op.operator_name().name;
   using c10::DispatchKey;

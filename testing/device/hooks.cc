@@ -15,7 +15,7 @@
 namespace testdevice {
 namespace {
 
-// A generator of the device draws what one of the CPU does.
+// A generator of the device draws what a CPU generator does.
 class Generator final : public c10::GeneratorImpl {
  public:
   Generator(int device, at::Generator host)
@@ -59,7 +59,7 @@ std::vector<at::Generator>& Defaults() {
   return *all;
 }
 
-// Memory of the host that streams read and write.
+// Host memory that streams read and write.
 class PinnedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -94,8 +94,8 @@ PinnedAllocator* Pinned() {
   return allocator;
 }
 
-// What a task still held is freed when it ends. It may not wait there: others
-// may wait for it.
+// Frees a block; one that a task still holds is freed when the task ends. This
+// must not wait, since others may wait for the task.
 void PinnedAllocator::Delete(void* data) {
   if (!Runtime::Get().OnWorker()) Runtime::Get().Drain();
   Runtime::Get().checker().Free(reinterpret_cast<uintptr_t>(data));

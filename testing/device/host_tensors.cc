@@ -60,7 +60,7 @@ c10::Storage HostTensors::StorageOver(const c10::Storage& storage) {
     data = c10::GetCPUAllocator()->allocate(bytes);
     if (bytes > 0) std::fill_n(static_cast<char*>(data.get()), bytes, 0);
   }
-  // One without memory may grow: an out= argument.
+  // A storage without memory may grow: it is an out= argument.
   c10::Storage host(c10::Storage::use_byte_size_t(), bytes, std::move(data),
                     bytes == 0 ? c10::GetCPUAllocator() : nullptr,
                     /*resizable=*/bytes == 0);

@@ -1,5 +1,5 @@
-// Operators of memory: what allocates, what makes views, copies between host
-// and devices. They follow CUDA's in what waits for what.
+// Implements operators of memory: those that allocate, those that make views,
+// and copies between host and devices. They wait where CUDA's do.
 #include <optional>
 #include <string>
 #include <tuple>
@@ -79,7 +79,7 @@ at::Tensor ReshapeAlias(const at::Tensor& self, c10::SymIntArrayRef sizes,
                                     C10_AS_INTARRAYREF_SLOW(strides));
 }
 
-// More memory than there is moves to new one, as far as it goes.
+// Resizes the tensor; a larger size moves the contents to new memory.
 const at::Tensor& Resize(const at::Tensor& self, c10::SymIntArrayRef sizes,
                          std::optional<at::MemoryFormat> memory_format) {
   const auto guard = GuardOf(self.device());
@@ -165,14 +165,14 @@ void CopyOn(c10::Stream stream, const at::Tensor& from, const at::Tensor& to,
       });
 }
 
-// Of two devices: on the source's stream, between what the target's did before
-// and does after.
+// Copies between two devices, on the source's stream, after the target's
+// earlier work and before its later work.
 void CopyBetween(const at::Tensor& from, const at::Tensor& to) {
   Runtime& runtime = Runtime::Get();
   const c10::Stream stream = runtime.Current(from.device().index());
   const c10::Stream of_target = runtime.Current(to.device().index());
   runtime.Block(*runtime.Record(of_target), stream);
-  // What it writes to is of the other device: as two tasks over a buffer.
+  // It writes to the other device, so it is two tasks over a buffer.
   const at::Tensor between =
       at::empty_like(from, from.options().device(at::kCPU));
   CopyOn(stream, from, between, "aten::copy_ to another device");
@@ -220,8 +220,8 @@ at::Scalar LocalScalarDense(const at::Tensor& self) {
   return at::native::_local_scalar_dense_cpu(value);
 }
 
-// Dropout has a fused way on devices, which rounds otherwise than the CPU's:
-// the CPU's, whose noise is the mask.
+// Dropout has a fused implementation on devices, which rounds differently; this
+// is the CPU's, whose noise is the mask.
 std::tuple<at::Tensor, at::Tensor> NativeDropout(const at::Tensor& self,
                                                  double p,
                                                  std::optional<bool> train) {
@@ -236,7 +236,7 @@ at::Tensor NativeDropoutBackward(const at::Tensor& gradient,
   return gradient * mask;
 }
 
-// Module::to moves a parameter to a device by that.
+// Module::to uses this to move a parameter to a device.
 bool HasCompatibleShallowCopyType(const at::Tensor& self,
                                   const at::Tensor& from) {
   return self.layout() == at::kStrided && from.layout() == at::kStrided;

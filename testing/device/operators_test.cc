@@ -1,4 +1,4 @@
-// Operators on the device: the CPU's bits.
+// Operators on the device have the CPU's bits.
 #include <torch/torch.h>
 
 #include <functional>

@@ -35,7 +35,7 @@ void OrderChecker::Block(int stream, const Clock& event) {
   absl::MutexLock lock(&mutex_);
   Clock& clock = streams_[static_cast<size_t>(stream)].clock;
   clock.Join(event);
-  // Counts as a task: what is recorded before it does not wait for `event`.
+  // It counts as a task: what was recorded before it does not wait for `event`.
   clock.Set(stream, clock.of(stream) + 1);
 }
 
@@ -161,7 +161,7 @@ void OrderChecker::Launch(int stream, const std::string& what,
     Check(asker, access, memory);
     found.emplace_back(access, memory);
   }
-  // After all checks: a task does not wait for itself.
+  // This follows all checks: a task does not wait for itself.
   of.clock.Set(stream, past.task);
   for (const auto& [access, memory] : found) Note(access, past, memory);
 }
@@ -222,7 +222,7 @@ void OrderChecker::CheckSpan(const Asker& asker, const Access& access,
                         Name(*early), ", which ", verb, " there"));
 }
 
-// A write makes one span of all that it covers.
+// Records an access. A write merges all that it covers into one span.
 void OrderChecker::Note(const Access& access, const Past& past,
                         Memory* memory) {
   auto at = Split(memory, access);

@@ -1,24 +1,24 @@
-// OrderChecker: the laws of streams, events and memory that is used again, by
-// vector clocks. It sees tasks as they are launched, not as they happen to run,
-// so each wait that is missing is found the first time, at any timing:
+// OrderChecker checks the rules of streams, events and reused memory by vector
+// clocks. It sees tasks as they are launched, not as they happen to run, so it
+// finds each missing wait the first time, whatever the timing:
 //
 //   stream 1:  mm writes [0, 64)  ---- event ---.
 //   stream 2:                                   '-> add reads [0, 64)   right
 //   stream 2:  add reads [0, 64)                 a fault: it names both
 //
-// What a task may know to be done: what its own stream has, all before it;
-// what events it waited for; and what the launching thread of the host waited
-// for. A thread that has waited for a stream and lets another one launch what
-// follows from it hands it an event.
+// A task knows as done: all earlier tasks of its own stream, the events that
+// the stream waited for, and what the launching host thread waited for. A
+// thread that has waited for a stream and lets another thread launch dependent
+// work hands it an event.
 //
 // A block of memory belongs to the stream that was current when it was
-// allocated. That stream may get its memory again for whatever is allocated
-// next, so it must know by then of all accesses, except those of streams that
-// the block was recorded on (Tensor::record_stream); else that is a fault,
-// whether the memory was in truth given out again or not. A new block may have
-// been used before by its stream: others have to wait for that.
+// allocated. That stream may get the memory again for its next allocation, so
+// by then it must know of all accesses, except those of streams that the block
+// was recorded on (Tensor::record_stream). Otherwise that is a fault, whether
+// or not the memory was in fact given out again. The stream may have used a new
+// block's memory before: other streams have to wait for that.
 //
-// Nothing here knows torch. Threads: any.
+// Nothing here depends on torch. Threads: any.
 #ifndef TESTING_DEVICE_ORDER_CHECKER_H_
 #define TESTING_DEVICE_ORDER_CHECKER_H_
 
@@ -39,17 +39,17 @@ namespace testdevice {
 struct Access {
   uintptr_t begin = 0, end = 0;
   bool writes = false;  // and may read
-  int argument = -1;    // of the task
+  int argument = -1;    // index of the task's argument
 };
 
 struct Fault {
   enum class Kind {
-    kReadTooEarly,        // of what another stream is to write
-    kWriteTooEarly,       // where another stream is to read or write
-    kReusedTooEarly,      // freed, while another stream is to read or write
+    kReadTooEarly,        // of what another stream will write
+    kWriteTooEarly,       // where another stream will read or write
+    kReusedTooEarly,      // freed while another stream will read or write
     kNotAllocated,        // freed before, or never there
     kOtherDevice,         // memory of another device than the stream's
-    kHostAccessTooEarly,  // the host's, of memory that a stream works on
+    kHostAccessTooEarly,  // by the host, of memory that a stream works on
     kFailed,              // a task has thrown
   };
   Kind kind;
@@ -58,25 +58,26 @@ struct Fault {
 
 class OrderChecker {
  public:
-  // What a task's argument is, for messages: "argument 1, float [4, 8]".
+  // Describes a task's argument for messages: "argument 1, float [4, 8]".
   using Describe = std::function<std::string(int argument)>;
 
-  // `name` is for messages. Returns its number, from 0.
+  // Adds a stream and returns its number, from 0. `name` is for messages.
   int AddStream(std::string name, int device);
 
   // ---- Order.
 
-  // What an event knows that this thread of the host records now.
+  // Returns what an event knows that this host thread records on `stream` now.
   Clock Record(int stream);
-  // What `stream` runs from here on comes after that.
+  // Orders what `stream` runs from here on after `event`.
   void Block(int stream, const Clock& event);
-  // This thread of the host has waited for that; Record(stream) for all of a
-  // stream.
+  // Notes that this host thread has waited for `event`; Record(stream) stands
+  // for all of a stream.
   void HostWait(const Clock& event);
 
   // ---- Memory.
 
-  // [begin, begin + bytes) is allocated by `stream`, for `maker`, on `device`.
+  // Notes that `stream` allocates [begin, begin + bytes) on `device`, for
+  // `maker`.
   void Allocate(int stream, int device, uintptr_t begin, int64_t bytes,
                 const std::string& maker);
   void RecordBlock(uintptr_t begin, int stream);
@@ -86,20 +87,20 @@ class OrderChecker {
 
   void Launch(int stream, const std::string& what,
               const std::vector<Access>& accesses, const Describe& describe);
-  // The host itself reads or writes there, at once.
+  // Notes that the host itself reads or writes there, at once.
   void HostAccess(const std::string& what, const Access& access);
-  // Host memory that streams read and write (pinned). Whoever frees it waits
+  // Notes host memory that streams read and write (pinned). Freeing it waits
   // for them.
   void AllocateOnHost(uintptr_t begin, int64_t bytes);
 
-  // Memory that was freed is looked at when its stream allocates next; that may
-  // be now, for all streams.
+  // Checks freed memory of all streams now; otherwise it is checked when its
+  // stream allocates next.
   void CheckFreed();
-  // What a task has thrown, which is no matter of order.
+  // Adds what a task has thrown as a fault, though it does not concern order.
   void AddFailure(std::string message);
 
   std::vector<Fault> faults() const;
-  // Those found, and those of memory that was freed before.
+  // Forgets the faults found, and those of memory that was freed before.
   void ClearFaults();
 
  private:
@@ -108,7 +109,7 @@ class OrderChecker {
     int device = 0;
     Clock clock;  // its own entry: tasks launched
   };
-  // One task's access. Copies share the name.
+  // One access of a task. Copies share the name.
   struct Past {
     std::shared_ptr<const std::string> what;
     int stream = 0;
@@ -116,8 +117,8 @@ class OrderChecker {
   };
   struct Span {
     uintptr_t end = 0;
-    Past write;               // `what` is null: by nobody
-    std::vector<Past> reads;  // since then; one of each stream
+    Past write;               // `what` is null: nobody has written
+    std::vector<Past> reads;  // since the write; one for each stream
   };
   using Spans = std::map<uintptr_t, Span>;  // by begin
   struct Memory {
@@ -133,7 +134,7 @@ class OrderChecker {
     Memory memory;
     Clock recorded;  // of the streams it was recorded on, when it was freed
   };
-  // Who asks: a stream's next task, or the host.
+  // Asker is who accesses: a stream's next task, or the host.
   struct Asker {
     const Clock* knows;
     bool is_host;
@@ -147,12 +148,12 @@ class OrderChecker {
   void CheckSpan(const Asker& asker, const Access& access, const Memory& memory,
                  uintptr_t begin, const Span& span)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What was freed to `stream`, which is about to allocate.
+  // Checks what was freed to `stream`, which is about to allocate.
   void CheckFreedTo(int stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Clock& Host() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return hosts_[std::this_thread::get_id()];
   }
-  // Spans that begin and end at the access's borders.
+  // Splits spans at the access's borders.
   static Spans::iterator Split(Memory* memory, const Access& access);
   void Note(const Access& access, const Past& past, Memory* memory)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -169,7 +170,7 @@ class OrderChecker {
   std::vector<Stream> streams_ ABSL_GUARDED_BY(mutex_);
   std::map<std::thread::id, Clock> hosts_ ABSL_GUARDED_BY(mutex_);
   std::map<uintptr_t, Memory> memory_ ABSL_GUARDED_BY(mutex_);  // by begin
-  // By stream: what its next allocation may get.
+  // By stream, memory that its next allocation may get.
   std::map<int, std::vector<Freed>> freed_ ABSL_GUARDED_BY(mutex_);
   int64_t blocks_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Fault> faults_ ABSL_GUARDED_BY(mutex_);

@@ -241,8 +241,8 @@ void Runtime::RecordStream(const void* address, c10::Stream stream) {
   recorded_[begin].push_back(number);
 }
 
-// A block that was recorded on other streams is given out again when they have
-// done what they had to do by now.
+// Frees a block. One that was recorded on other streams is reused when these
+// have done what they have been given by now.
 void Runtime::Free(void* address) {
   const auto begin = reinterpret_cast<uintptr_t>(address);
   checker_.Free(begin);

@@ -1,5 +1,5 @@
-// Runtime: the devices' streams, events, memory and counters, below torch.
-// One of a process. Threads: any.
+// Runtime holds the devices' streams, events, memory and counters, below torch.
+// A process has one. Threads: any.
 #ifndef TESTING_DEVICE_RUNTIME_H_
 #define TESTING_DEVICE_RUNTIME_H_
 
@@ -32,18 +32,18 @@ class Runtime {
   Arena& arena() { return arena_; }
   OrderChecker& checker() { return checker_; }
 
-  // ---- Streams. Of each device: the default one, and a pool.
+  // ---- Streams. Each device has a default one and a pool.
 
   // Half of the pool is for streams of high priority.
   static constexpr int kPool = 32;
-  // This thread's.
+  // The current device is this thread's.
   int current_device() const;
   void set_current_device(int device);
   c10::Stream Current(int device) const;
   c10::Stream Exchange(c10::Stream stream);
   c10::Stream Default(int device) const;
   c10::Stream FromPool(int device, bool high_priority);
-  // Its number in the checker.
+  // Returns the stream's number in the checker.
   int NumberOf(c10::Stream stream) const;
 
   // ---- Tasks.
@@ -54,13 +54,13 @@ class Runtime {
               const std::vector<Access>& accesses,
               const OrderChecker::Describe& describe,
               std::function<void()> work);
-  // Blocks until the stream has done all, and counts that.
+  // Blocks until the stream has done all, and counts that wait.
   void HostWait(c10::Stream stream, const std::string& what);
   void HostWaitForDevice(int device, const std::string& what);
-  // All streams have done all. The host learns nothing by it, nor is it
-  // counted: no law of devices makes it wait.
+  // Waits until all streams have done all. The host learns nothing by it, and
+  // it is not counted, since no rule of devices makes the host wait.
   void Drain();
-  // This thread is a stream's.
+  // Returns whether this thread belongs to a stream.
   bool OnWorker() const;
   bool IsIdle(c10::Stream stream);
 
@@ -68,7 +68,7 @@ class Runtime {
 
   struct Event {
     Clock clock;
-    Worker::Done done;  // null: at once
+    Worker::Done done;  // null: done at once
   };
   std::shared_ptr<Event> Record(c10::Stream stream);
   void Block(const Event& event, c10::Stream stream);
@@ -77,7 +77,7 @@ class Runtime {
 
   // ---- Memory.
 
-  // Of this thread's current device and its current stream.
+  // Allocates on this thread's current device and stream.
   void* Allocate(int64_t bytes, const std::string& maker);
   void Free(void* address);
   void RecordStream(const void* address, c10::Stream stream);
@@ -93,7 +93,7 @@ class Runtime {
   void Count(const std::string& what);
   void Poison(c10::Stream stream, uintptr_t begin, int64_t bytes);
   c10::Stream StreamNumbered(int number) const;
-  // Those freed blocks that their streams have left alone.
+  // Returns freed blocks to the arena once their streams are done with them.
   void SweepFreed();
 
   const int devices_;
@@ -111,7 +111,7 @@ class Runtime {
   uint64_t seed_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uintptr_t, std::vector<int>> recorded_ ABSL_GUARDED_BY(mutex_);
   std::vector<Leaving> leaving_ ABSL_GUARDED_BY(mutex_);
-  // By what and thread.
+  // The keys are what was waited for, and the thread.
   std::map<std::pair<std::string, std::string>, int64_t> host_waits_
       ABSL_GUARDED_BY(mutex_);
 };

@@ -1,7 +1,7 @@
-// A device without hardware: torch's PrivateUse1 backend "testdevice", with
-// several devices, streams, events and a caching allocator. It computes on the
-// CPU, with the CPU's bits, but keeps the laws of a device, and tells of all
-// that breaks them (testing/device/order_checker.h):
+// This is a device without hardware: torch's PrivateUse1 backend "testdevice",
+// with several devices, streams, events and a caching allocator. It computes on
+// the CPU, with the CPU's bits, but follows the rules of a device, and reports
+// whatever breaks them (testing/device/order_checker.h):
 //
 //   Register({});
 //   at::Tensor x = at::ones({4}, TestDevice(1));
@@ -10,20 +10,20 @@
 //   for (const Fault& fault : Faults()) ...
 //
 // A host that follows a device's pointer gets SIGSEGV. Kernels and collectives
-// that are no operators of torch go through Launch.
+// that are not operators of torch use Launch.
 //
-// Two modes. kAtOnce: operators run in the call. kWorkers: each stream has a
-// thread that runs them later, with delays; memory that is new or freed is
-// poisoned in the order of its stream; so a missing wait shows as wrong bits,
-// too. Both check the order.
+// It has two modes. kAtOnce: operators run in the call. kWorkers: each stream
+// has a thread that runs them later, with delays; new and freed memory is
+// poisoned in the order of its stream, so that a missing wait also shows as
+// wrong bits. Both check the order.
 //
-// What CUDA makes the host wait for waits here, and is counted: item(), copies
-// to or from memory that is not pinned or not non_blocking, operators whose
-// output's shape depends on values, synchronize.
+// The host waits here where it waits with CUDA, and each wait is counted:
+// item(), copies to or from memory that is not pinned or not non_blocking,
+// operators whose output's shape depends on values, synchronize.
 //
-// Not like a device: sparse tensors; several processes; kernels' speed; bits
-// are the CPU's. Interleaved views count with all that lies between their first
-// and last element.
+// It differs from a device in sparse tensors, several processes and kernels'
+// speed, and its bits are the CPU's. Interleaved views count with all that lies
+// between their first and last element.
 #ifndef TESTING_DEVICE_TEST_DEVICE_H_
 #define TESTING_DEVICE_TEST_DEVICE_H_
 
@@ -42,7 +42,8 @@ struct Options {
   int devices = 2;
 };
 
-// Once in a process, before the first backward; another call does nothing.
+// Registers the backend. Once in a process, before the first backward; further
+// calls do nothing.
 void Register(const Options& options);
 
 inline c10::Device TestDevice(int index) {
@@ -50,43 +51,44 @@ inline c10::Device TestDevice(int index) {
 }
 
 enum class Mode { kAtOnce, kWorkers };
-// Waits for all streams first. `seed`: of the workers' delays.
+// Waits for all streams, then sets the mode. `seed` determines the workers'
+// delays.
 void SetMode(Mode mode, uint64_t seed = 0);
 
-// All devices' generators.
+// Seeds the generators of all devices.
 void ManualSeed(uint64_t seed);
 
-// ---- What is no operator of torch.
+// ---- For what is not an operator of torch.
 
-// Memory of a device that a task reads or writes, by its device's address; or
+// Memory that a task reads or writes: device memory by its device address, or
 // pinned memory.
 struct Region {
   const void* begin = nullptr;
   int64_t bytes = 0;
   bool writes = false;
 };
-// `work` runs on `stream`, and sees memory through OnHost.
+// Runs `work` on `stream`; it accesses memory through OnHost.
 void Launch(c10::Stream stream, const std::string& what,
             const std::vector<Region>& regions, std::function<void()> work);
-// Where the host finds what lies at a device's address; other addresses are as
-// they are. For tasks.
+// Returns where the host finds what lies at a device's address; other addresses
+// are returned as they are. For tasks.
 void* OnHost(const void* address);
 template <typename T>
 T* OnHost(T* address) {
   return static_cast<T*>(OnHost(static_cast<const void*>(address)));
 }
-// The host reads or writes pinned memory, at once.
+// Notes that the host reads or writes pinned memory, at once.
 void NoteHostAccess(const std::string& what, const Region& region);
 
 // ---- What was found.
 
 std::vector<Fault> Faults();
-// Memory that was freed, and not given out since, is looked at, too.
+// Also checks memory that was freed and not given out since.
 void CheckFreed();
 void ClearFaults();
 
-// How often the host has waited for a stream, and for what: "item",
-// "synchronize stream"; and on which thread, by the system's name for it.
+// How often the host has waited for a stream, for what ("item", "synchronize
+// stream"), and on which thread, by the system's name for it.
 struct HostWaited {
   std::string what;
   std::string thread;
@@ -96,7 +98,7 @@ std::vector<HostWaited> HostWaits();
 int64_t CountHostWaits();
 void ResetHostWaits();
 
-// More than that is refused, with c10::OutOfMemoryError.
+// Refuses memory beyond `bytes` with c10::OutOfMemoryError.
 void SetMemoryLimit(int device, int64_t bytes);
 
 }  // namespace testdevice

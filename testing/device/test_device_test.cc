@@ -186,8 +186,8 @@ TEST_P(TestDeviceTest, CopiesToPinnedMemoryDoNotWait) {
   EXPECT_TRUE(at::equal(pinned, at::ones({3})));
 }
 
-// By the task itself, if the program has let go of it: another stream may wait
-// for that task.
+// The task itself frees it if the program has let go of it: another stream may
+// wait for that task.
 TEST_P(TestDeviceTest, PinnedMemoryIsFreedByATask) {
   const at::Tensor x = at::ones({3}, TestDevice(1));
   const c10::Stream side = FromPool(1);
@@ -245,8 +245,9 @@ TEST_P(TestDeviceTest, NewMemoryIsPoisoned) {
 using WorkersTest = TestDeviceTest;
 INSTANTIATE_TEST_SUITE_P(Modes, WorkersTest, ::testing::Values(Mode::kWorkers));
 
-// Without its wait a worker comes too late or too early: the bits are wrong,
-// not only the order. Many tries, for a delay is drawn for one task in four.
+// Without its wait a worker comes too late or too early, so the bits are wrong
+// and not only the order. There are many tries, since one task in four is
+// delayed.
 TEST_P(WorkersTest, ShowAMissingWaitInTheBits) {
   int wrong = 0;
   for (int i = 0; i < 50; ++i) {

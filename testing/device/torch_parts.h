@@ -1,5 +1,5 @@
-// What torch asks of a backend, each in a file of its own; all are registered
-// by Register (test_device.h), once.
+// Declares what torch needs from a backend, each part in a file of its own.
+// Register (test_device.h) registers all of them, once.
 #ifndef TESTING_DEVICE_TORCH_PARTS_H_
 #define TESTING_DEVICE_TORCH_PARTS_H_
 
@@ -14,13 +14,13 @@ namespace testdevice {
 void RegisterGuard();      // guard.cc: devices, streams and events
 void RegisterAllocator();  // allocator.cc
 void RegisterHooks();      // hooks.cc: generators, pinned memory
-void RegisterOperators();  // operators.cc: those of memory, copies
-void RegisterFallback();   // fallback.cc: all others
+void RegisterOperators();  // operators.cc: operators of memory, copies
+void RegisterFallback();   // fallback.cc: all other operators
 
 c10::DeviceAllocator* GetAllocator();
-// The CPU's, behind the device's default one.
+// Returns the CPU generator behind the device's default one.
 at::Generator& HostGenerator(int device);
-// The CPU's behind any generator of a test device.
+// Returns the CPU generator behind any generator of a test device.
 at::Generator& HostGeneratorOf(const at::Generator& of_device);
 
 }  // namespace testdevice

@@ -9,8 +9,8 @@
 namespace testdevice {
 namespace {
 
-// One task in four is late, by up to that much: longer than it takes to launch
-// some tasks more.
+// One task in four is delayed, by up to this much: longer than it takes to
+// launch some more tasks.
 constexpr int kOneIn = 4;
 constexpr int kMostMicroseconds = 300;
 

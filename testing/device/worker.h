@@ -1,6 +1,6 @@
-// Worker: a stream's tasks, one after the other, on a thread of its own, each
-// perhaps after a delay: drawn from a seed, so that a run can be repeated as
-// far as the system's scheduling allows.
+// Worker runs a stream's tasks, one after the other, on a thread of its own,
+// some of them after a delay. A seed determines the delays, so that a run can
+// be repeated as far as the system's scheduling allows.
 #ifndef TESTING_DEVICE_WORKER_H_
 #define TESTING_DEVICE_WORKER_H_
 
@@ -22,19 +22,19 @@ class Worker {
  public:
   using Done = std::shared_ptr<absl::Notification>;
 
-  // `failed` is told what a task has thrown.
+  // `failed` is called with what a task has thrown.
   using Failed = std::function<void(const std::string& what)>;
   Worker(uint64_t seed, Failed failed);
-  // After all that was pushed.
+  // Waits for all that was pushed.
   ~Worker();
 
-  // Tasks after one that throws run.
+  // Adds a task. A task that throws does not prevent later ones.
   void Push(std::function<void()> task);
-  // Told when all that was pushed before is done.
+  // Returns a notification for when all that was pushed before is done.
   Done Mark();
-  // Blocks until then.
+  // Blocks until all that was pushed is done.
   void Wait();
-  // This thread is the worker's own.
+  // Returns whether this thread is the worker's own.
   bool IsCurrent() const {
     return std::this_thread::get_id() == thread_.get_id();
   }

@@ -1,5 +1,5 @@
-// What a test's file has read before its first line. A file still includes what
-// it uses: this header only makes that cheap.
+// This header is precompiled and read before the first line of each test's
+// file. A file still includes what it uses: this header only makes that cheap.
 #ifndef TESTING_PCH_TEST_PCH_H_
 #define TESTING_PCH_TEST_PCH_H_
 

@@ -1,4 +1,4 @@
-// test_pch.h, for files that use libtorch.
+// This is test_pch.h for files that use libtorch.
 #ifndef TESTING_PCH_TORCH_TEST_PCH_H_
 #define TESTING_PCH_TORCH_TEST_PCH_H_
 

@@ -1,5 +1,5 @@
-// Saves that are written while training goes on: what is saved is the state at
-// the call, to the bit, and errors are told at a later call.
+// Saves are written while training goes on: a save holds the state at the call,
+// to the bit, and a later call reports its errors.
 #include <torch/torch.h>
 
 #include <memory>
@@ -104,8 +104,8 @@ TEST_P(CheckpointAsyncTest, HoldsTheStateOfTheCall) {
   }
 }
 
-// After SaveCheckpoint has returned a save is nothing to the training's
-// communicator, and does not write more in a second than it may.
+// After SaveCheckpoint has returned, a save does not use the training's
+// communicator, and writes no more in a second than it may.
 TESSERA_RANK_FUNCTION(SaveAsideAndCount) {
   const CheckpointArgs a(args);
   constexpr int64_t kBandwidth = 300'000;
@@ -125,7 +125,7 @@ TESSERA_RANK_FUNCTION(SaveAsideAndCount) {
   const size_t beside = comm->Take().size();
   TESSERA_ASSIGN_OR_RETURN(const CheckpointReader saved,
                            CheckpointReader::Open(a.dir, FileSystem::Real()));
-  // What lies before the index, less what aligns it.
+  // The bytes before the index are data, except for some alignment.
   const int64_t written =
       saved.manifest().files(world.rank()).index_offset() * 9 / 10;
   TESSERA_RETURN_IF_ERROR(engine->Close());
@@ -141,7 +141,8 @@ TEST_P(CheckpointAsyncTest, TakesNoCollectiveAndNoMoreThanItsBandwidth) {
               Each("0 collectives; within its bandwidth"));
 }
 
-// What the program puts into optimizer states meanwhile is not saved.
+// A save does not include what the program writes into optimizer states
+// meanwhile.
 TESSERA_RANK_FUNCTION(TrainSaveAndSetStates) {
   CheckpointArgs a(args);
   auto model = BuildModel(a.spec.model, world.rank());
@@ -174,7 +175,7 @@ TEST_P(CheckpointAsyncTest, StatesThatAreSetMeanwhileAreNotSaved) {
   EXPECT_THAT(Run("TrainSaveAndSetStates", 2), Each("as saved"));
 }
 
-// Saves after one step; then rank 1 cannot, and all hear of it later.
+// Saves after one step; then rank 1 cannot, and all ranks are told later.
 TESSERA_RANK_FUNCTION(AsyncSaveFailsOnRank1) {
   CheckpointArgs a(args);
   auto model = BuildModel(a.spec.model, world.rank());
@@ -193,7 +194,7 @@ TESSERA_RANK_FUNCTION(AsyncSaveFailsOnRank1) {
     a.spec.steps = saved + 1;
     TESSERA_RETURN_IF_ERROR(
         TrainSteps(*engine, *model, a.spec, world.rank(), saved, &record));
-    // Nothing is begun instead of telling it.
+    // The error is returned instead of beginning another save.
     told = engine->SaveCheckpoint(a.dir, "not begun").ToString();
   }
   TESSERA_RETURN_IF_ERROR(engine->WaitForCheckpoint());
@@ -210,7 +211,7 @@ TEST_P(CheckpointAsyncTest, AnErrorIsToldAtTheNextCallAndTheOldOneStays) {
   ExpectOracle(Run("LoadWhatWasSavedAside", 4), spec_, 4, 2);
 }
 
-// The engine goes while it saves: what was begun is finished.
+// The engine is destroyed while it saves: the save is finished.
 TESSERA_RANK_FUNCTION(SaveAndLeave) {
   const CheckpointArgs a(args);
   auto model = BuildModel(a.spec.model, world.rank());

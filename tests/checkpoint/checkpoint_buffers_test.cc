@@ -1,5 +1,5 @@
-// What a checkpoint holds beside sharded parameters: buffers of any dtype, each
-// rank's own where they differ, and parameters that the engine leaves alone.
+// A checkpoint also holds buffers of any dtype, each rank's own where they
+// differ, and parameters that the engine leaves alone.
 #include <torch/torch.h>
 
 #include <memory>
@@ -33,7 +33,7 @@ using ::testing::IsSupersetOf;
 
 constexpr int kFeatures = 6;
 
-// Batch norm without a common batch: running statistics are each rank's.
+// The batch norm has no common batch, so each rank has its own statistics.
 struct Normed : torch::nn::Module {
   Normed() {
     layer = register_module("layer", torch::nn::Linear(kFeatures, kFeatures));
@@ -137,7 +137,7 @@ TEST(CheckpointBuffersTest, EachRankGetsItsOwn) {
     ASSERT_THAT(saved, Each(HasSubstr("norm.running_mean")));
     EXPECT_NE(saved[0], saved[1]);
     EXPECT_EQ(RunOnRanks(2, "LoadBuffers", args), saved);
-    // Of other numbers of ranks each gets rank 0's.
+    // Other numbers of ranks get rank 0's values.
     EXPECT_THAT(RunOnRanks(3, "LoadBuffers", args), Each(saved[0]));
     EXPECT_THAT(RunOnRanks(1, "LoadBuffers", args), Each(saved[0]));
   }

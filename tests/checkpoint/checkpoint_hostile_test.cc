@@ -1,6 +1,6 @@
-// Manifests and indices of another hand, with checksums that fit: a field is
-// changed, left out or doubled, and the engine loads it or says why not on all
-// ranks, and has changed nothing then.
+// Manifests and indices are manipulated, with matching checksums: a field is
+// changed, left out or doubled. The engine loads the result, or says why not on
+// all ranks and has changed nothing.
 #include <torch/torch.h>
 
 #include <cstdint>
@@ -52,7 +52,7 @@ constexpr int64_t kNumbers[] = {0,
                                 std::numeric_limits<int64_t>::max(),
                                 std::numeric_limits<int64_t>::min()};
 
-// A place in a message: a field, and which of a repeated one.
+// Place is a place in a message: a field and, if it is repeated, its index.
 struct Place {
   Message* message;
   const FieldDescriptor* field;
@@ -193,7 +193,7 @@ TESSERA_RANK_FUNCTION(LoadHostile) {
   TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(a.dir).status());
   TESSERA_ASSIGN_OR_RETURN(const std::string before, StateOf(*engine, *model));
   const absl::StatusOr<Hostile> hostile = Hostile::Of(a.dir);
-  // Before rank 0 changes what they read.
+  // All ranks must have read before rank 0 changes it.
   TESSERA_RETURN_IF_ERROR(
       world.communicator()->AgreeOk(hostile.status(), "read"));
   std::mt19937 random(static_cast<unsigned>(a.spec.stage));

@@ -79,7 +79,7 @@ TESSERA_RANK_FUNCTION(SaveLayout) {
   return absl::StrCat(state, kCut, BuffersOf(*model));
 }
 
-// And the next step.
+// Loads the checkpoint and makes the next step.
 TESSERA_RANK_FUNCTION(LoadLayout) {
   const Args a(args);
   torch::manual_seed(99);
@@ -99,7 +99,7 @@ TESSERA_RANK_FUNCTION(LoadLayout) {
   return absl::StrCat(state, kCut, buffers, kCut, ToText(record));
 }
 
-// How it is saved, or loaded.
+// Side says how a checkpoint is saved, or loaded.
 struct Side {
   Side(size_t ranks, size_t stage, size_t dtype, size_t unit, size_t persistent,
        size_t groups)

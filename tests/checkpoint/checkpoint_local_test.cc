@@ -1,5 +1,5 @@
-// Checkpoints of which each host has a part in a folder of its own. A host is a
-// working folder here: ranks name the same path, and see others.
+// Each host has a part of the checkpoint in a folder of its own. A host is a
+// working folder here: ranks name the same path, and see different folders.
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -57,7 +57,7 @@ struct Args {
   std::vector<std::string> words;
 };
 
-// This rank is on that host until the end of this.
+// While it lives this rank is on that host.
 class OnHost {
  public:
   explicit OnHost(const std::string& folder)
@@ -82,9 +82,9 @@ absl::StatusOr<std::unique_ptr<Engine>> LocalEngine(
   return Engine::Create(std::move(model), config, options);
 }
 
-// Trains and saves: the error, or the state. "full2": rank 2's disk is full;
-// "again": not for a second save, whose error it is then. "async": one step of
-// training goes on beside it.
+// Trains and saves; returns the error, or the state. "full2": rank 2's disk is
+// full; "again": not for a second save, whose error is returned then. "async":
+// one step of training runs meanwhile.
 TESSERA_RANK_FUNCTION(TrainAndSaveOnHosts) {
   const Args a(args);
   const OnHost host(a.hosts.at(static_cast<size_t>(world.rank())));
@@ -128,8 +128,8 @@ TESSERA_RANK_FUNCTION(LoadOnHosts) {
                          : absl::StrCat("changed by ", loaded.ToString());
 }
 
-// Three saves of a manager, of which two are kept, the last one twice; and what
-// another one finds then.
+// Makes three saves with a manager that keeps two, the last one twice; returns
+// what another manager finds then.
 TESSERA_RANK_FUNCTION(ManageOnHosts) {
   const Args a(args);
   const OnHost host(a.hosts.at(static_cast<size_t>(world.rank())));
@@ -172,8 +172,8 @@ TESSERA_RANK_FUNCTION(ManageOnHosts) {
                       absl::StrJoin(there, " "));
 }
 
-// A step that is saved again, after the run went back: what is there of it
-// stays if nothing can be saved.
+// Saves a step again after the run went back: the existing one stays if nothing
+// can be saved.
 TESSERA_RANK_FUNCTION(SaveAgainOnHosts) {
   const Args a(args);
   const OnHost host(a.hosts.at(static_cast<size_t>(world.rank())));
@@ -275,13 +275,13 @@ TEST_P(CheckpointLocalTest, EachHostHasWhatItsRanksWrite) {
 TEST_P(CheckpointLocalTest, WhatAHostLacksComesFromAnother) {
   const std::vector<std::string> saved = Run("TrainAndSaveOnHosts", "AABB");
   ASSERT_THAT(saved, Each(StartsWith("step 2\n")));
-  // Another order, another number, hosts that are new.
+  // Hosts are in another order, of another number, or new.
   for (const char* hosts : {"BBAA", "ABA", "CAB", "BCCA", "AB"}) {
     EXPECT_THAT(Run("LoadOnHosts", hosts), Each(saved[0])) << hosts;
   }
 }
 
-// Killed after another host's commit and before its own.
+// A host is killed after another host's commit and before its own.
 TEST_P(CheckpointLocalTest, AHostThatHadNotCommittedKeepsItsPart) {
   const std::vector<std::string> saved = Run("TrainAndSaveOnHosts", "AABB");
   const std::string manifest = PathOf('B') + "/run/ckpt/manifest";
@@ -330,7 +330,7 @@ TEST_P(CheckpointLocalTest, ReplicasOutlastAHost) {
     const std::vector<std::string> saved =
         Run("TrainAndSaveOnHosts", "AABBC", how);
     ASSERT_THAT(saved, Each(StartsWith("step 2\n")));
-    // Its own, and those of the host before.
+    // Each host has its own files and those of the host before.
     EXPECT_THAT(FilesOf('A'), ElementsAre("rank-00000", "rank-00001",
                                           "rank-00004", "lock", "manifest"));
     EXPECT_THAT(FilesOf('C'), ElementsAre("rank-00002", "rank-00003",

@@ -1,4 +1,4 @@
-// Managers whose saves fail, and others' beside them.
+// Managers whose saves fail, beside other savers.
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
@@ -48,7 +48,8 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// `save` begins where the disk of rank 1 is full, and has ended.
+// Runs `save`, which begins while the disk of rank 1 is full, and waits for its
+// end.
 absl::Status WithFullDisk(Trainee& trainee,
                           const std::function<absl::Status()>& save) {
   struct rlimit before;
@@ -64,7 +65,7 @@ absl::Status WithFullDisk(Trainee& trainee,
   return begun;
 }
 
-// A disk that was full when it was time, and is not at the end.
+// The disk is full when a save is due, and is not at the end.
 TESSERA_RANK_FUNCTION(SaveAgainAtTheEnd) {
   ManagerArgs a(args);
   a.options.async = true;
@@ -87,7 +88,7 @@ TEST_F(CheckpointManagerTest, WhatCouldNotBeSavedIsSavedAtTheEnd) {
               Each("saved"));
   EXPECT_THAT(Steps(), ElementsAre(1));
   fs::remove_all(dir_);
-  // Also where the program has been told before.
+  // The result is the same if the program has been told before.
   EXPECT_THAT(RunOnRanks(2, "SaveAgainAtTheEnd", absl::StrCat(dir_, "\n2")),
               Each("saved"));
   EXPECT_THAT(Steps(), ElementsAre(1));
@@ -107,14 +108,14 @@ TESSERA_RANK_FUNCTION(TwoManagers) {
                            CheckpointManager::Create(&engine, a.options));
   int called = 0;
   const auto position = [&] { return absl::StrCat(++called); };
-  // One that fails is saved again, whoever saves meanwhile.
+  // A failed save is repeated, whoever else saves meanwhile.
   TESSERA_RETURN_IF_ERROR(trainee.TrainStep(0));
   TESSERA_RETURN_IF_ERROR(
       WithFullDisk(trainee, [&] { return first->Save(position); }));
   TESSERA_RETURN_IF_ERROR(second->Save());
   TESSERA_RETURN_IF_ERROR(first->Finish(position));
   if (called != 2) return absl::StrCat("saved ", called, " times");
-  // One that is good is not.
+  // A successful one is not repeated.
   TESSERA_RETURN_IF_ERROR(
       WithFullDisk(trainee, [&] { return second->Save(); }));
   TESSERA_RETURN_IF_ERROR(trainee.TrainStep(1));
@@ -124,7 +125,7 @@ TESSERA_RANK_FUNCTION(TwoManagers) {
       WithFullDisk(trainee, [&] { return second->Save(); }));
   TESSERA_RETURN_IF_ERROR(first->Finish(position));
   if (called != 3) return absl::StrCat("saved ", called, " times then");
-  // The program is told of its own.
+  // The program is told the result of its own save.
   SaveOptions own;
   own.async = true;
   TESSERA_RETURN_IF_ERROR(WithFullDisk(trainee, [&] {
@@ -152,7 +153,7 @@ class SmallDisk {
     (void)setns(home_, CLONE_NEWNS);
     close(home_);
   }
-  // False: that is not allowed here.
+  // Returns false where mounting is not allowed.
   bool Mount(const std::string& dir) {
     dir_ = dir;
     home_ = open("/proc/thread-self/ns/mnt", O_RDONLY | O_CLOEXEC);
@@ -178,9 +179,8 @@ class SmallDisk {
 constexpr char kMayNot[] = "may not mount";
 constexpr int64_t kSmallFiles = 4 * 4096;  // latest, job.lock, ...
 
-// "<dir>\n<steps>\n<checkpoints and a half that the disk holds>\n<how>".
-// Answers how it ended, and the steps that are whole then, and all that is
-// there.
+// args: "<dir>\n<steps>\n<checkpoints and a half that the disk holds>\n<how>".
+// Returns how it ended, the steps that are whole then, and all that is there.
 TESSERA_RANK_FUNCTION(TrainOnASmallDisk) {
   const std::vector<std::string> words = absl::StrSplit(args, '\n');
   ManagerArgs a(args);
@@ -212,7 +212,7 @@ TESSERA_RANK_FUNCTION(TrainOnASmallDisk) {
       const auto manager,
       CheckpointManager::Create(trainee.engine.get(), a.options));
   const absl::Cleanup settle = [&] { trainee.engine->SettleCheckpoint(); };
-  // What others have filled it with goes when a save has failed and is gone.
+  // What others have filled the disk with is removed after a save has failed.
   std::thread others;
   if (absl::StrContains(how, "others")) {
     const std::string theirs = a.options.dir + "/theirs";
@@ -293,7 +293,7 @@ TEST_F(SmallDiskTest, IsFullForAWhile) {
     SCOPED_TRACE(how);
     const std::vector<std::string> ends = Run(1, 3, 9, how);
     if (ends[0] == kMayNot) GTEST_SKIP() << kMayNot;
-    // Of async ones another may come before the disk has room again.
+    // If saves are async, another may come before the disk has room again.
     EXPECT_THAT(ends[0],
                 AllOf(StartsWith("OK "), EndsWith(" step-00000003=whole")));
   }

@@ -1,5 +1,5 @@
-// When checkpoints are saved without being asked for one by one, which are
-// kept, and from which a run goes on.
+// Tests when checkpoints are saved automatically, which are kept, and from
+// which a run resumes.
 #include "engine/checkpoint_manager.h"
 
 #include <signal.h>
@@ -67,9 +67,9 @@ TEST_F(CheckpointManagerTest, OneThatIsDamagedIsPassedOverForTheOneBefore) {
   ASSERT_THAT(Steps(), ElementsAre(6, 4, 2));
   FlipAByteOf(6);
   EXPECT_THAT(Train(5), Each("resumed from 4 'after 4', ended at 5"));
-  // It was saved last, and 6 is damaged.
+  // 5 was saved last, and 6 is damaged.
   EXPECT_THAT(Train(6), Each("resumed from 5 'after 5', ended at 6"));
-  // All of them: no silent start from nothing.
+  // All are damaged: the run does not silently start from nothing.
   const auto found = ListStepFolders(dir_, FileSystem::Real()).value();
   for (const StepFolder& one : found) {
     fs::resize_file(absl::StrCat(dir_, "/", one.name, "/manifest"), 20);
@@ -77,7 +77,7 @@ TEST_F(CheckpointManagerTest, OneThatIsDamagedIsPassedOverForTheOneBefore) {
   EXPECT_THAT(Train(7), Each(HasSubstr("manifest")));
 }
 
-// Whatever has become of the newest step, the run comes past it.
+// Whatever the damage of the newest step, the run gets past it.
 TEST_F(CheckpointManagerTest, NoDamageOfAStepStopsARun) {
   const auto write = [](const std::string& path, size_t at, size_t n) {
     std::fstream(path, std::ios::in | std::ios::out | std::ios::binary)
@@ -142,7 +142,7 @@ TEST_F(CheckpointManagerTest, NoDamageOfAStepStopsARun) {
     const std::vector<std::string> ends = Train(6, "\nfew");
     const std::string& told = RankPool::Get(2)->stderr_of(0);
     if (one.name == "another format") {
-      // Whoever has gone back to an older version is told at once.
+      // A user who has gone back to an older version is told at once.
       EXPECT_THAT(ends, Each(AllOf(HasSubstr(PathOf(6)),
                                    HasSubstr("format 99; this version"))));
       continue;
@@ -155,7 +155,7 @@ TEST_F(CheckpointManagerTest, NoDamageOfAStepStopsARun) {
   }
 }
 
-// Another job, or a second manager of this one, in its folder.
+// The second manager is another job's, or one of the same job.
 TESSERA_RANK_FUNCTION(TwoInOneFolder) {
   ManagerArgs a(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee trainee, MakeTrainee(world));
@@ -164,7 +164,7 @@ TESSERA_RANK_FUNCTION(TwoInOneFolder) {
   std::string told = CheckpointManager::Create(trainee.engine.get(), a.options)
                          .status()
                          .ToString();
-  // It is freed for who comes next, and waited for.
+  // The lock is free for the next manager, which waits for it.
   first.reset();
   absl::StatusOr<RunLock> before = absl::UnknownError("another rank's");
   if (world.rank() == 0) {
@@ -188,13 +188,13 @@ TEST_F(CheckpointManagerTest, AFolderIsOneJobs) {
               Each(AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("rank 0"),
                          HasSubstr(dir_ + ": process "), HasSubstr(" on host "),
                          HasSubstr("saves its checkpoints there"))));
-  // By another process.
+  // Another process holds the lock.
   const absl::StatusOr<RunLock> held = RunLock::Take(dir_, FileSystem::Real());
   ASSERT_TRUE(held.ok()) << held.status();
   EXPECT_THAT(Train(2), Each(HasSubstr(absl::StrCat("process ", getpid()))));
 }
 
-// It can be loaded from, and who would save is told by the save.
+// A run can resume from it; one that would save is told by the save.
 TEST_F(CheckpointManagerTest, AFolderThatCannotBeLockedIsSaid) {
   fs::create_directories(dir_ + "/job.lock");
   EXPECT_THAT(Train(2), Each("began, ended at 2"));
@@ -203,7 +203,8 @@ TEST_F(CheckpointManagerTest, AFolderThatCannotBeLockedIsSaid) {
                         "there would not be noticed"));
 }
 
-// The only good one besides what is saved next must not make room for it.
+// The only good checkpoint besides the next one must not be removed to make
+// room.
 TEST_F(CheckpointManagerTest, OneThatIsPassedOverIsNotCountedAsAGoodOne) {
   Train(6, "\nfew");
   ASSERT_THAT(Steps(), ElementsAre(6, 4));
@@ -212,7 +213,7 @@ TEST_F(CheckpointManagerTest, OneThatIsPassedOverIsNotCountedAsAGoodOne) {
   EXPECT_THAT(Steps(), ElementsAre(5, 4));
 }
 
-// By a host whose clock is an hour ahead.
+// A host whose clock is an hour ahead has saved.
 TEST_F(CheckpointManagerTest, WhatIsSavedLaterIsNewerWhateverClocksSay) {
   Train(5, "\nfew");
   ASSERT_THAT(Steps(), ElementsAre(5, 4));
@@ -226,12 +227,12 @@ TEST_F(CheckpointManagerTest, WhatIsSavedLaterIsNewerWhateverClocksSay) {
   }
   EXPECT_THAT(Train(8, "\nfew"), Each("resumed from 5 'after 5', ended at 8"));
   EXPECT_THAT(Steps(), ElementsAre(8, 6));
-  // Without looking for one to resume from.
+  // This run does not look for a checkpoint to resume from.
   RunOnRanks(2, "TrainByTheClock", absl::StrCat(dir_, "\n3"));
   EXPECT_THAT(Steps(), ElementsAre(3, 8, 6));
 }
 
-// A disk that is full gets its room.
+// A full disk gets its room.
 TEST_F(CheckpointManagerTest, OldOnesGoAlsoWhereLatestCannotBeWritten) {
   fs::create_directories(dir_ + "/latest.new");
   EXPECT_THAT(Train(6, "\nfew"), Each("began, ended at 6"));
@@ -251,7 +252,8 @@ TESSERA_RANK_FUNCTION(ResumeFromStep) {
   return absl::StrCat(report, "; ", other.ToString());
 }
 
-// Back to an earlier one: what is saved then is the newest, whatever its step.
+// The run goes back to an earlier step: what it saves then is the newest,
+// whatever its step.
 TEST_F(CheckpointManagerTest, GoesBackToAStep) {
   Train(8);
   ASSERT_THAT(Steps(), ElementsAre(8, 6, 4, 2));
@@ -293,7 +295,7 @@ TEST_F(CheckpointManagerTest, ASignalOfOneRankSavesAndEndsAll) {
   EXPECT_THAT(Train(4), Each("resumed from 3 'after 3', ended at 4"));
 }
 
-// Intervals of nothing and of ever.
+// The interval is either next to nothing or longer than the run.
 TESSERA_RANK_FUNCTION(TrainByTheClock) {
   ManagerArgs a(args);
   a.options.every_steps = 0;
@@ -359,7 +361,7 @@ TEST_F(CheckpointManagerTest, SavesAsOftenAsFailuresAndItsCostSay) {
       Each("no checkpoint saved; 5 saves, 2s each of the training's time; one "
            "in 1m58s"));
   EXPECT_THAT(Steps(), ElementsAre(8, 7, 5, 3, 1));
-  // When the interval is known first, and at the end.
+  // The report comes when the interval is first known, and at the end.
   std::vector<std::string> reports;
   for (absl::string_view line :
        absl::StrSplit(RankPool::Get(2)->stderr_of(0), '\n')) {
@@ -375,7 +377,7 @@ TEST_F(CheckpointManagerTest, SavesAsOftenAsFailuresAndItsCostSay) {
               Each(EndsWith("; nothing to save, step 8 is saved already")));
 }
 
-// The folder is that of Create.
+// The folder is relative to the working folder at Create.
 TESSERA_RANK_FUNCTION(ChangeTheWorkingFolder) {
   ManagerArgs a(args);
   const fs::path before = fs::current_path();

@@ -1,4 +1,4 @@
-// A run with a CheckpointManager, for its tests.
+// Runs a training with a CheckpointManager, for its tests.
 #ifndef TESTS_CHECKPOINT_CHECKPOINT_MANAGER_TEST_UTIL_H_
 #define TESTS_CHECKPOINT_CHECKPOINT_MANAGER_TEST_UTIL_H_
 
@@ -28,8 +28,8 @@
 
 namespace tessera {
 
-// "<dir>\n<steps>", and "\nfew": only the last two are kept. Trains to that
-// step, from where a run before has stopped.
+// Parses "<dir>\n<steps>", and "\nfew": only the last two checkpoints are kept.
+// Training goes to that step, from where a previous run has stopped.
 struct ManagerArgs {
   explicit ManagerArgs(absl::string_view text) {
     const std::vector<std::string> lines = absl::StrSplit(text, '\n');
@@ -49,7 +49,7 @@ inline absl::StatusOr<Trainee> MakeTrainee(const World& world) {
   return Trainee::Make(spec, world.communicator());
 }
 
-// "resumed from 4 'after 4', stopped at 7".
+// Returns "resumed from 4 'after 4', stopped at 7".
 inline absl::StatusOr<std::string> Run(
     Trainee& trainee, CheckpointManager& manager,
     const std::optional<std::string>& resumed, int64_t steps,
@@ -65,7 +65,7 @@ inline absl::StatusOr<std::string> Run(
     TESSERA_RETURN_IF_ERROR(trainee.TrainStep(engine.step()));
     if (engine.step() == signal_at && trainee.rank == 1) {
       raise(SIGUSR1);
-      raise(SIGUSR1);  // from the launcher, too
+      raise(SIGUSR1);  // as the launcher may, too
     }
     TESSERA_ASSIGN_OR_RETURN(stop, manager.MaybeSave(position));
   }
@@ -83,7 +83,7 @@ class CheckpointManagerTest : public testing::Test {
   std::string PathOf(int64_t step) {
     return absl::StrCat(dir_, "/", StepFolderName(step));
   }
-  // A byte of the data: it is seen only by who reads it.
+  // Flips a byte of the data, which only a reader of the data notices.
   void FlipAByteOf(int64_t step) {
     for (const auto& entry :
          std::filesystem::directory_iterator(PathOf(step))) {

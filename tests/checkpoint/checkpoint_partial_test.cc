@@ -1,4 +1,4 @@
-// Parts of checkpoints: values alone, some parameters, by other names, of
+// Loads parts of checkpoints: values alone, some parameters, by other names, of
 // another model.
 #include <torch/torch.h>
 
@@ -34,8 +34,9 @@ using ::testing::StartsWith;
 
 constexpr char kCut[] = "\n--\n";
 
-// "<spec>\n<folder>\n<option>\n<option>": "model_only", "lenient",
-// "only <pattern>", "rule <of a NameMap>"; "rank 1: <option>" is rank 1's.
+// `args` is "<spec>\n<folder>\n<option>\n<option>". An option is "model_only",
+// "lenient", "only <pattern>" or "rule <of a NameMap>"; "rank 1: <option>" is
+// for rank 1 only.
 absl::StatusOr<LoadCheckpointOptions> OptionsOf(absl::string_view args,
                                                 int rank) {
   const std::vector<std::string> lines = absl::StrSplit(args, '\n');
@@ -58,8 +59,8 @@ absl::StatusOr<LoadCheckpointOptions> OptionsOf(absl::string_view args,
   return options;
 }
 
-// One step of another run's, then the load: the state before it, what it says,
-// the state after it.
+// Makes one step of another run, then loads; returns the state before, the
+// report, and the state after.
 TESSERA_RANK_FUNCTION(TrainAndLoadPart) {
   const CheckpointArgs a(args);
   at::set_num_threads(1);
@@ -83,7 +84,7 @@ TESSERA_RANK_FUNCTION(TrainAndLoadPart) {
                      "; unexpected: ", absl::StrJoin(loaded->unexpected, " "));
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string after, StateOf(*engine, *model));
-  // That it trains on is part of it.
+  // Training on is part of the test.
   TrainingSpec more = a.spec;
   more.steps = static_cast<int>(engine->step()) + 1;
   TESSERA_RETURN_IF_ERROR(
@@ -93,7 +94,7 @@ TESSERA_RANK_FUNCTION(TrainAndLoadPart) {
 
 class PartialTest : public CheckpointTest {
  protected:
-  // By "<name> <state>"; and by "step".
+  // The keys are "<name> <state>" and "step".
   using State = std::map<std::string, std::string>;
   struct Loaded {
     State before, after;
@@ -128,7 +129,7 @@ class PartialTest : public CheckpointTest {
     return Parse(text);
   }
 
-  // What all ranks say.
+  // Returns what all ranks report.
   Loaded Load(const std::string& of, const std::vector<std::string>& options) {
     const std::vector<std::string> answers =
         RunOn(kWorldSize, "TrainAndLoadPart", spec_,
@@ -142,7 +143,7 @@ class PartialTest : public CheckpointTest {
     return {Parse(parts[0]), Parse(parts[2]), parts[1]};
   }
 
-  // What `from` says of a key is the key there; "": it is as before.
+  // Expects that a key has what `from` says for it; "": its value of before.
   static void ExpectFrom(
       const State& saved, const Loaded& got,
       const std::function<std::string(const std::string&)>& from) {
@@ -167,7 +168,8 @@ TEST_P(PartialTest, TheModelAlone) {
   });
 }
 
-// Whose states have the same names and others, or the same of another kind.
+// The other optimizer's states have the same names and other values, or the
+// same names and another kind.
 TEST_P(PartialTest, TheModelAloneIntoAnotherOptimizer) {
   const State saved = Save("Gpt");
   for (const char* optimizer :
@@ -185,8 +187,9 @@ TEST_P(PartialTest, TheModelAloneIntoAnotherOptimizer) {
   }
 }
 
-// "<spec>\n<folder>\n<optimizer>\n<states of both>\n<states of it alone>": what
-// a run with that optimizer makes of the other's checkpoint; and what is wrong.
+// args: "<spec>\n<folder>\n<optimizer>\n<states of both>\n<states of it
+// alone>". Loads the other's checkpoint in a run with that optimizer; returns
+// what is wrong.
 TESSERA_RANK_FUNCTION(GoOnWithOtherOptions) {
   const CheckpointArgs a(args);
   const std::vector<std::string> lines = absl::StrSplit(args, '\n');
@@ -301,7 +304,7 @@ TEST_P(PartialTest, OptionsThatAreTurnedOnInARun) {
   }
 }
 
-// By way of safetensors, which have no more than that.
+// The model goes through safetensors, which hold no more than that.
 TEST_P(PartialTest, TheModelImported) {
   const State saved = Save("Gpt");
   TESSERA_ASSERT_OK(ExportSafetensors(dir_ + "Gpt", dir_ + "st", {}, nullptr,
@@ -406,7 +409,7 @@ TEST_P(PartialTest, WhatSharesMemoryIsLoadedTogether) {
   EXPECT_EQ(got.after, got.before);
 }
 
-// A part of its own state, which it has.
+// Loads a part of its own state, which it has.
 TESSERA_RANK_FUNCTION(TrainSaveAndLoadPart) {
   const CheckpointArgs a(args);
   auto model = BuildModel(a.spec.model, world.rank());

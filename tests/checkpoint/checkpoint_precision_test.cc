@@ -1,6 +1,6 @@
-// Checkpoints of 16-bit runs: masters, the loss scaler's state and what it has
-// skipped, parameters that were unfrozen. A resumed run is the one that did not
-// stop, to the bit.
+// Checkpoints of 16-bit runs: masters, the loss scaler's state and skipped
+// steps, parameters that were unfrozen. A resumed run has the bits of one that
+// did not stop.
 #include <torch/torch.h>
 
 #include <map>
@@ -43,8 +43,8 @@ struct Args {
   int before = 0, other = 0;
 };
 
-// The model's values at Create are ones that 16 bits hold: what is frozen then
-// has no master.
+// Makes a model whose values at Create fit in 16 bits: what is frozen then has
+// no master.
 std::shared_ptr<TestModel> MakeRounded(const std::string& name) {
   auto model = MakeTestModel(name);
   torch::NoGradGuard no_grad;
@@ -107,7 +107,7 @@ TESSERA_RANK_FUNCTION(TrainAndResume) {
   TESSERA_RETURN_IF_ERROR(
       TrainSteps(*t.engine, *t.model, other, 5 + t.rank, 0, &unused));
   TESSERA_RETURN_IF_ERROR(t.engine->LoadCheckpoint(a.dir).status());
-  if (a.spec.model == "Thawed") {  // whether it is frozen is the user's affair
+  if (a.spec.model == "Thawed") {  // the user freezes it or not
     t.parameter("frozen.weight").requires_grad_(a.before > 1);
   }
   TESSERA_RETURN_IF_ERROR(
@@ -213,8 +213,8 @@ TEST_P(CheckpointPrecisionTest, MastersOfAnotherDtypeAreLoaded) {
               ::testing::Each(""));
 }
 
-// Before each of the steps in which the scale falls, waits and rises. A step
-// that is skipped does not count as one: micro-batches go on.
+// The run stops before each of the steps in which the scale falls, waits and
+// rises. A skipped step does not count as one, but micro-batches go on.
 TEST_P(CheckpointPrecisionTest, TheLossScaleGoesOn) {
   spec_.model = "Overflows";
   spec_.steps = 9;
@@ -232,8 +232,8 @@ TEST_P(CheckpointPrecisionTest, SkippedStepsOfBf16GoOn) {
   ExpectResumed(2);
 }
 
-// Unfrozen before the checkpoint, or not yet; the other engine had it frozen,
-// or not any more.
+// Parameters are unfrozen before the checkpoint or after it; in the other
+// engine they are still frozen or no longer.
 TEST_P(CheckpointPrecisionTest, UnfrozenParametersGoOn) {
   spec_.model = "Thawed";
   spec_.steps = 5;

@@ -1,6 +1,5 @@
-// Checkpoints that are damaged, of another run, or not the same on all ranks:
-// whatever is wrong with a folder is found on all ranks before anything
-// changes.
+// Checkpoints are damaged, of another run, or different on the ranks. Whatever
+// is wrong with a folder is found on all ranks before anything changes.
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <torch/torch.h>
@@ -53,8 +52,8 @@ TESSERA_RANK_FUNCTION(LoadFails) {
   return absl::StrCat(status.ToString(), "\n", ToText(record));
 }
 
-// What loading says of each folder after the first two lines, one line each,
-// and the record of training that goes on as if none had been tried.
+// Returns what loading says of each folder after the first two lines, one line
+// each, and the record of training that continues as if none had been tried.
 TESSERA_RANK_FUNCTION(LoadsFail) {
   const CheckpointArgs a(args);
   const std::vector<std::string> lines = absl::StrSplit(args, '\n');
@@ -161,7 +160,7 @@ TEST_P(DamagedFoldersTest, FilesThatAreOthersOrNone) {
   const std::pair<const char*, std::function<int(const char*)>> kinds[] = {
       {"FIFO", [](const char* path) { return mkfifo(path, 0600); }},
       {"folder", [](const char* path) { return mkdir(path, 0700); }},
-      // Where that is allowed.
+      // A device file can be made only where that is allowed.
       {"device",
        [](const char* path) {
          const int made = mknod(path, S_IFCHR | 0600, makedev(1, 5));
@@ -229,7 +228,7 @@ TEST_P(CheckpointTest, ACorruptedByteOfAnyStateIsDataLossThatNamesIt) {
   ExpectRefused(AllOf(HasSubstr("DATA_LOSS"), HasSubstr(DataFile(1)),
                       HasSubstr("index")));
   FlipByte(DataFile(1), manifest.files(1).index_offset());
-  // And as it was written, it loads.
+  // The unchanged file loads.
   ExpectOracle(Run("LoadAndTrain", 4), spec_, 4, 2);
 }
 

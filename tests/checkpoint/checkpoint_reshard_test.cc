@@ -1,6 +1,6 @@
-// Checkpoints loaded by another number of ranks than wrote them, at another
+// Checkpoints are loaded by another number of ranks than wrote them, at another
 // stage, in other units, or by another program: values and optimizer states are
-// the saved ones, and the next step's gradients the oracle's, to the bit.
+// the saved ones, and the next step's gradients are the oracle's, to the bit.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -49,7 +49,7 @@ TESSERA_RANK_FUNCTION(LoadAndTell) {
                            MakeEngine(model, a.spec, world.communicator()));
   TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(a.dir).status());
   TESSERA_ASSIGN_OR_RETURN(const std::string state, StateOf(*engine, *model));
-  // The next step.
+  // Now it makes the next step.
   torch::manual_seed(TrainingSpec::kRankSeed +
                      static_cast<uint64_t>(world.rank()));
   TrainingSpec next = a.spec;
@@ -61,7 +61,8 @@ TESSERA_RANK_FUNCTION(LoadAndTell) {
   return absl::StrCat(state, kCut, ToText(record));
 }
 
-// Each rank has the saved state, and in the next step what its oracle has.
+// Expects that each rank has the saved state, and in the next step what its
+// oracle has.
 void ExpectLoaded(const std::vector<std::string>& answers,
                   const std::string& saved,
                   const std::vector<Record>& next_step) {
@@ -75,7 +76,7 @@ void ExpectLoaded(const std::vector<std::string>& answers,
   }
 }
 
-// Of the numbers of ranks and stages that the instances do not pair.
+// These are the numbers of ranks and stages that the instances do not pair.
 TEST_P(CheckpointTest, AnyRanksAndStageLoadIt) {
   spec_.steps = 2;
   for (const char* dtype : {"fp32", "bf16"}) {

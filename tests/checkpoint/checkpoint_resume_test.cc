@@ -48,7 +48,7 @@ TESSERA_RANK_FUNCTION(TrainAndSave) {
   return ToText(record);
 }
 
-// From other values and another generator than those that were saved.
+// Starts from other values and another generator than those that were saved.
 TESSERA_RANK_FUNCTION(LoadAndTrain) {
   const CheckpointArgs a(args);
   at::set_num_threads(1);
@@ -93,7 +93,7 @@ TEST_P(CheckpointTest, AResumedRunKeepsWhichParametersWereSkipped) {
 
 TEST_P(CheckpointTest, SavingOverACheckpointReplacesItWhole) {
   Run("TrainAndSave", 1);
-  // Of a save that did not end.
+  // This file is left by a save that did not end.
   std::ofstream(dir_ + "/0123456789abcdef.rank-00007") << "half a checkpoint";
   Run("TrainAndSave", 2);
   ExpectOracle(Run("LoadAndTrain", 4), spec_, 4, 2);

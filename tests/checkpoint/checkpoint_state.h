@@ -1,4 +1,4 @@
-// What an engine has of a model, as lines that tests compare.
+// Describes what an engine has of a model as lines that tests compare.
 #ifndef TESTS_CHECKPOINT_CHECKPOINT_STATE_H_
 #define TESTS_CHECKPOINT_CHECKPOINT_STATE_H_
 
@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// As tools/read_checkpoint.py prints it.
+// Formats a state as tools/read_checkpoint.py prints it.
 inline std::string LineOf(const std::string& name, const char* state,
                           const at::Tensor& tensor) {
   const at::Tensor here = tensor.contiguous();
@@ -30,8 +30,8 @@ inline std::string LineOf(const std::string& name, const char* state,
                       absl::Hex(Crc32c(bytes), absl::kZeroPad8));
 }
 
-// A line for each master and optimizer state, after the number of the step.
-// COLLECTIVE.
+// Returns a line for each master and optimizer state, after the number of the
+// step. COLLECTIVE.
 inline absl::StatusOr<std::string> StateOf(Engine& engine,
                                            const TestModel& model) {
   std::string lines = absl::StrCat("step ", engine.step());

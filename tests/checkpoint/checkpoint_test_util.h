@@ -1,5 +1,5 @@
-// CheckpointTest: saves and loads checkpoints on two ranks, and compares with
-// the oracle. Its rank functions are in the tests that use it.
+// CheckpointTest saves and loads checkpoints on two ranks, and compares with
+// the oracle. The tests that use it define its rank functions.
 #ifndef TESTS_CHECKPOINT_CHECKPOINT_TEST_UTIL_H_
 #define TESTS_CHECKPOINT_CHECKPOINT_TEST_UTIL_H_
 
@@ -27,7 +27,7 @@ namespace tessera {
 
 inline constexpr int kWorldSize = 2;
 
-// Of a rank function: "<spec>\n<folder>".
+// The arguments of a rank function: "<spec>\n<folder>".
 struct CheckpointArgs {
   explicit CheckpointArgs(absl::string_view text) {
     const std::vector<std::string> lines = absl::StrSplit(text, '\n');
@@ -38,8 +38,8 @@ struct CheckpointArgs {
   std::string dir;
 };
 
-// Until its end no file of this process may grow beyond `bytes`: a full disk,
-// for root too. That a write raises SIGXFSZ then is the engine's to deal with.
+// While it lives no file of this process may grow beyond `bytes`: a full disk,
+// for root too. The engine must handle the SIGXFSZ that such a write raises.
 class FullDisk {
  public:
   explicit FullDisk(rlim_t bytes) {
@@ -78,7 +78,7 @@ class CheckpointTest : public ::testing::TestWithParam<int> {
     return RunOn(kWorldSize, function, spec_, dir_);
   }
 
-  // The oracle's record of `steps` steps, from step `first` on.
+  // Returns the oracle's record of `steps` steps, from step `first` on.
   static Record Expected(TrainingSpec spec, int steps, int first, int rank) {
     spec.steps = steps;
     Record record;
@@ -104,9 +104,10 @@ class CheckpointTest : public ::testing::TestWithParam<int> {
   proto::CheckpointManifest Manifest() {
     return CheckpointReader::Open(dir_, FileSystem::Real())->manifest();
   }
-  // Of the name that a rank's data file has.
+  // Returns the name of a rank's data file.
   std::string DataFile(int rank) { return DataFileName(Manifest().id(), rank); }
-  // Of the first storage that the manifest says to be in it.
+  // Returns the first tensor of the first storage that the manifest assigns to
+  // the rank's file.
   std::string FirstTensorOf(int rank) {
     const proto::CheckpointManifest manifest = Manifest();
     const int64_t first = manifest.files(rank).storage_ranges(0);
@@ -124,7 +125,8 @@ class CheckpointTest : public ::testing::TestWithParam<int> {
     stream.put(static_cast<char>(byte ^ 1));
     ASSERT_TRUE(stream.good());
   }
-  // Loading is refused on all ranks with these words, and nothing changes.
+  // Expects that loading is refused on all ranks with these words, and that
+  // nothing changes.
   template <typename Matcher>
   void ExpectRefused(const Matcher& matcher) {
     std::vector<std::string> answers = Run("LoadFails", 2);

@@ -1,6 +1,6 @@
-// A load that fails on a rank after the values have changed there: the others
-// must hear of it, as they may wait for this rank's part. And ranks whose disks
-// are not equally fast.
+// A load fails on a rank after the values have changed there: the others must
+// be told, as they may wait for this rank's part. And ranks have disks of
+// different speed.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -45,7 +45,7 @@ class RefusingCommunicator : public FakeCommunicator {
   std::string said;
 };
 
-// The same on all ranks, so that none waits.
+// The failure is the same on all ranks, so that none waits.
 TESSERA_RANK_FUNCTION(LoadCannotPublish) {
   const std::string dir(args);
   TrainingSpec spec;

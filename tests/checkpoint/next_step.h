@@ -1,5 +1,5 @@
-// What the step after a checkpoint must have, whoever loads it: by the oracle,
-// from the saved masters on.
+// Computes by the oracle, from the saved masters, what the step after a
+// checkpoint must have, whoever loads it.
 #ifndef TESTS_CHECKPOINT_NEXT_STEP_H_
 #define TESTS_CHECKPOINT_NEXT_STEP_H_
 
@@ -21,7 +21,7 @@
 
 namespace tessera {
 
-// The saved masters.
+// Returns the saved masters.
 inline std::map<std::string, at::Tensor> MastersIn(const std::string& dir) {
   CheckpointReader reader =
       CheckpointReader::Open(dir, FileSystem::Real()).value();
@@ -44,8 +44,8 @@ inline std::map<std::string, at::Tensor> MastersIn(const std::string& dir) {
   return masters;
 }
 
-// Losses and gradients that the oracle has on so many ranks from these masters
-// on, as a record of each rank.
+// Returns the losses and gradients that the oracle computes on `world_size`
+// ranks from these masters, as a record of each rank.
 inline std::vector<Record> NextStepOfOracle(
     const std::map<std::string, at::Tensor>& masters, const TrainingSpec& spec,
     int world_size) {

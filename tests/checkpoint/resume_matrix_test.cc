@@ -67,7 +67,7 @@ struct Net : torch::nn::Module {
 // A program that trains, as users write them.
 class Program {
  public:
-  // `schedule`: "constant", "warmup", "set".
+  // `schedule` is "constant", "warmup" or "set".
   static absl::StatusOr<std::unique_ptr<Program>> Start(
       const TrainingSpec& spec, const std::string& schedule, uint64_t seed,
       std::shared_ptr<Communicator> comm) {
@@ -102,7 +102,7 @@ class Program {
 
   absl::Status Train(int until, Record* record) {
     for (int step = static_cast<int>(engine_->step()); step < until; ++step) {
-      // Once, and before the save.
+      // The program sets the rate once, before the save.
       if (schedule_ == "set" && step == 1) {
         TESSERA_RETURN_IF_ERROR(engine_->SetLearningRate(0.03));
       }
@@ -168,8 +168,8 @@ class Program {
   std::unique_ptr<Engine> engine_;
 };
 
-// "<schedule> <save> <folder>\n<spec>": two records, of the run that does not
-// stop and of the other one.
+// `args` is "<schedule> <save> <folder>\n<spec>". Returns two records, of the
+// run that does not stop and of the other one.
 TESSERA_RANK_FUNCTION(BothRuns) {
   const std::vector<std::string> lines = absl::StrSplit(args, '\n');
   const std::vector<std::string> words = absl::StrSplit(lines.at(0), ' ');
@@ -190,7 +190,7 @@ TESSERA_RANK_FUNCTION(BothRuns) {
     save.async = words.at(1) == "async";
     TESSERA_RETURN_IF_ERROR(program->engine().SaveCheckpoint(
         words.at(2), program->Position(), save));
-    // What comes after is not part of the checkpoint.
+    // Later steps are not part of the checkpoint.
     TESSERA_RETURN_IF_ERROR(program->Train(kSavedAt + 1, &after));
     TESSERA_RETURN_IF_ERROR(program->engine().WaitForCheckpoint());
   }

@@ -37,10 +37,10 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-// Not the seed of the ranks' models.
+// The ranks' models have another seed.
 constexpr uint64_t kFileSeed = 99;
 
-// What is written for a model: all its names.
+// Returns the dictionary of a model, with all its names.
 StateDict DictOf(const std::string& model) {
   torch::manual_seed(kFileSeed);
   const auto module = MakeTestModel(model);
@@ -184,7 +184,7 @@ TEST(LoadBytesTest, EachRankReadsItsPart) {
         EXPECT_LE(read, owned);
         sum += read;
       }
-      // Nothing twice.
+      // No byte is read twice.
       EXPECT_EQ(sum, total);
     }
   }
@@ -317,7 +317,8 @@ TESSERA_RANK_FUNCTION(LoadMapped) {
                            Trainee::Make(spec, world.communicator()));
   LoadSafetensorsOptions options;
   options.prefix = "model.";
-  // Everything by another name; one under the second of its names alone.
+  // Every name maps to another one; the file has the tied parameter only under
+  // the second of its names.
   options.file_name = [](absl::string_view name) {
     return absl::StrCat("x_", name);
   };
@@ -379,7 +380,8 @@ TEST(LoadNamesTest, PrefixesMapsAndSecondNames) {
   }
 }
 
-// "loaded", what is told, and what the tied parameter has.
+// Returns "loaded", the names that were reported, and the tied parameter's
+// value.
 TESSERA_RANK_FUNCTION(LoadTied) {
   const auto [path, spec] = Split(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t,

@@ -27,7 +27,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-// "<stage>\n<folder>".
+// The text is "<stage>\n<folder>".
 struct SaveArgs {
   explicit SaveArgs(absl::string_view text) {
     const std::vector<std::string> lines = absl::StrSplit(text, '\n');
@@ -39,7 +39,7 @@ struct SaveArgs {
   std::string dir;
 };
 
-// What of a file differs from `expected`, by our names; "" if nothing does.
+// Returns what of a file differs from `expected`, by Tessera's names, or "".
 absl::StatusOr<std::string> Difference(const std::string& dir,
                                        const StateDict& expected,
                                        const NameMap& names, bool bf16) {
@@ -95,7 +95,7 @@ TESSERA_RANK_FUNCTION(SaveAndCompare) {
                                         state, options.names, bf16));
     difference += more;
   }
-  // And back, into other values.
+  // The file is loaded into other values.
   TESSERA_RETURN_IF_ERROR(trainee.TrainStep(1));
   LoadSafetensorsOptions load;
   load.names = options.names;

@@ -1,5 +1,5 @@
-// Models that Hugging Face's transformers have, too: what is trained here says
-// the same there, and the other way round. The other side is
+// Models that Hugging Face's transformers have, too: what is trained here gives
+// the same results there, and vice versa. The other side is
 // transformers_peer.py, run by the Python that the variable TESSERA_PYTHON
 // names; without it, or what a case needs of it, that case is skipped.
 #include <stdio.h>
@@ -94,8 +94,8 @@ std::string LlamaConfig(absl::string_view kind) {
         "original_max_position_embeddings": 20}})");
 }
 
-// Where the usual value of an option would hide that it is not heeded it has
-// another one.
+// Options have unusual values where the usual one would hide that an option is
+// ignored.
 Model MakeModel(absl::string_view kind) {
   if (kind == "Gpt2" || kind == "UntiedGpt2") {
     GptOptions options = GptOptions().Gpt2().dim(kDim).layers(kLayers);
@@ -171,7 +171,7 @@ struct Sharded {
   std::unique_ptr<Engine> engine;
 };
 
-// With values that are not the initial ones, of norms and biases, too.
+// Values differ from the initial ones, also for norms and biases.
 absl::StatusOr<Sharded> Shard(const std::string& kind, uint64_t seed,
                               const World& world) {
   at::manual_seed(seed);

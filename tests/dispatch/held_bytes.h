@@ -1,4 +1,4 @@
-// HeldBytes: what libtorch's CPU tensors hold.
+// HeldBytes counts what libtorch's CPU tensors hold.
 #ifndef TESTS_DISPATCH_HELD_BYTES_H_
 #define TESTS_DISPATCH_HELD_BYTES_H_
 
@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// For its life, counts the bytes that libtorch's CPU tensors allocated since
-// and hold. The engine's own memory is not among them.
+// While it lives, counts the bytes that libtorch's CPU tensors have allocated
+// since and still hold. The engine's own memory is not included.
 class HeldBytes {
  public:
   HeldBytes() : kept_(c10::GetCPUAllocator()) {
@@ -25,7 +25,7 @@ class HeldBytes {
   static int64_t get() { return Counting::Global().held; }
 
  private:
-  // Kept for the life of the process, as what it allocated may be.
+  // It lives as long as the process, as what it allocated may.
   struct Counting final : c10::Allocator {
     static Counting& Global() {
       static auto* counting = new Counting();

@@ -1,5 +1,5 @@
-// For tests of tagged storage below the engine: tensors that units own, and a
-// function of them compared bit by bit with what plain libtorch gives.
+// For tests of tagged storage below the engine: makes tensors that units own,
+// and compares a function of them bit by bit with plain libtorch.
 #ifndef TESTS_DISPATCH_OWNED_TENSORS_H_
 #define TESTS_DISPATCH_OWNED_TENSORS_H_
 
@@ -17,11 +17,11 @@
 namespace tessera {
 
 using Tensors = std::vector<at::Tensor>;
-// Of parameters and inputs.
+// A function of parameters and inputs.
 using Function = std::function<at::Tensor(const Tensors& w, const Tensors& x)>;
 
-// Takes tensors over for its life, each into a unit of its own that is freed
-// whenever no operator uses it.
+// Owns tensors for its life, each in a unit of its own that is freed whenever
+// no operator uses it.
 class Owner {
  public:
   explicit Owner(const Tensors& tensors, bool cast_inputs = true) {
@@ -79,7 +79,7 @@ inline Tensors To(at::ScalarType dtype, Tensors tensors) {
   return tensors;
 }
 
-// The result, and the gradients of all arguments.
+// Returns the result, and the gradients of all arguments.
 inline Tensors ResultAndGradients(const Function& f, const Tensors& w,
                                   const Tensors& x) {
   const at::Tensor y = f(w, x);
@@ -91,7 +91,8 @@ inline Tensors ResultAndGradients(const Function& f, const Tensors& w,
   return all;
 }
 
-// That `tagged` gives of owned parameters what `by_hand` gives of plain ones.
+// Expects that `tagged` gives with owned parameters what `by_hand` gives with
+// plain ones.
 inline void ExpectSame(const Function& by_hand, const Function& tagged,
                        const Tensors& w, const Tensors& x) {
   Tensors expected, got;
@@ -123,7 +124,7 @@ inline std::string NameOf(const ::testing::TestParamInfo<OperatorCase>& info) {
   return info.param.name;
 }
 
-// A Function of w and x.
+// Makes a Function of w and x.
 #define TESSERA_OF_W_X(...)                              \
   [](const Tensors& w, const Tensors& x) -> at::Tensor { \
     return ::tessera::FirstOf(__VA_ARGS__);              \

@@ -276,7 +276,8 @@ TEST_F(TaggedStorageTest, RecomputedSegmentUnderAutocast) {
   }
 }
 
-// A Step within one scope: libtorch's own cache would go on with old values.
+// A Step within one scope renews casts; libtorch's own cache would keep old
+// ones.
 TEST_P(AutocastCache, CastsFollowAStep) {
   Twins<Wide> t([] { return Wide(); });
   t.Create();

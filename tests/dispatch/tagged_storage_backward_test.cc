@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Values;
 
-// Without ", which is output 0 of TBackward0,": libtorch does not tell hooks
+// Removes ", which is output 0 of TBackward0,": libtorch does not tell hooks
 // where a saved tensor came from.
 std::string WithoutOrigin(const absl::Status& status) {
   return std::regex_replace(std::string(status.message()),
@@ -36,8 +36,8 @@ TEST_F(TaggedStorageTest,
       [&](auto& m) { return MeanSquare(x[0] * m->weight); },
       [&](auto& m) { return MeanSquare(m(x)); }};
   for (const auto& loss : losses) {
-    // What an optimizer that works in place tells autograd; the fused kernel,
-    // which the plain module is stepped with, tells it nothing.
+    // An optimizer that works in place tells autograd so; the fused kernel,
+    // which steps the plain module, does not.
     auto train = [&] {
       t.Train(loss);
       torch::NoGradGuard no_grad;

@@ -17,7 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Of a parameter, of a view of it, to a wider dtype.
+// Casts a parameter, a view of it, and one to a wider dtype.
 at::Tensor HandCasts(Pair& m, const at::Tensor& x) {
   const at::Tensor a = m->a->weight.to(at::kBFloat16);
   const at::Tensor b = m->b->weight.t().narrow(0, 2, 4).to(at::kHalf);

@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using ::testing::Values;
 
-// The user's own hook, which does what it is told to.
+// A user's hook, whose behaviour a test sets.
 class Hook : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit Hook(std::function<void(const at::Tensor&)> f) : f_(std::move(f)) {}

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// With parameters in float32.
+// The parameters are float32.
 class NormOf : public TaggedStorageTest,
                public ::testing::WithParamInterface<OperatorCase> {};
 
@@ -74,7 +74,7 @@ TEST_P(NormOf, A16BitInputIsComputedInFloat32) {
   }
 }
 
-// What is normalised may itself belong to a unit.
+// The normalised tensor may itself belong to a unit.
 TEST_F(TaggedStorageTest, NormalisedParameterIsAnInput) {
   Tensors w = Random({{4, 8}}, at::kBFloat16);
   for (const at::Tensor& t : Random({{8}, {8}}, at::kFloat)) w.push_back(t);

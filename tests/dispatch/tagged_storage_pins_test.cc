@@ -1,4 +1,4 @@
-// Pins: what one holds is not freed by another, nor by another thread.
+// Tests pins: no other pin and no other thread frees what one holds.
 #include <torch/torch.h>
 
 #include <atomic>
@@ -66,7 +66,7 @@ TEST_P(PinsOf, UnderThreads) {
   t.ExpectFreed();
 }
 
-// What one pin holds is not freed when another one ends.
+// A unit that one pin holds is not freed when another pin ends.
 TEST_P(PinsOf, TwoHoldersOfAUnit) {
   auto t = PairTwins();
   TwinOptions options;

@@ -1,5 +1,6 @@
-// Where operators on parameters that an engine owns run: on several threads,
-// under the user's thread-local state, inside of the user's own operators.
+// Tests where operators on parameters that an engine owns run: on several
+// threads, under the user's thread-local state, and inside of the user's own
+// operators.
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
@@ -127,10 +128,10 @@ TEST_F(TaggedStorageTest, EngineCodeRunsUnderItsOwnStateInForwardAD) {
   EXPECT_EQ(t.comm->leaks(), 0);
 }
 
-// Operators of the user's own. The second weight of `captured` is not among its
-// arguments; `hidden_write` changes its argument, and its schema, inferred from
-// the signature, says nothing of that; that of `lies` says that it does not;
-// `raw` reads through a pointer; `halves` writes within.
+// These are a user's own operators. The second weight of `captured` is not
+// among its arguments. `hidden_write` changes its argument, and its schema,
+// inferred from the signature, does not say so. The schema of `lies` says that
+// it does not write. `raw` reads through a pointer; `halves` writes inside.
 at::Tensor captured_weight;
 at::Tensor Captured(const at::Tensor& x, const at::Tensor& w) {
   return torch::tanh(x.mm(w)).mm(captured_weight.t());

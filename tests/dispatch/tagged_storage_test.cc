@@ -16,7 +16,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// What torch::save makes of a module.
+// Returns what torch::save writes for a module.
 template <typename Holder>
 std::string Saved(const Holder& module) {
   std::ostringstream out;

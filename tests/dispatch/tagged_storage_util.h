@@ -1,8 +1,8 @@
-// What the tests of tagged storage share: a module twice, plain and taken over
-// by an engine in a world of one, trained side by side and compared bit by bit.
-// Unless a test asks for something else, parameters are sharded, every unit is
-// freed as soon as no operator uses it, and freed memory is filled with 0xFF,
-// so that whatever reads a parameter behind the engine's back shows.
+// Helpers for tests of tagged storage: a module built twice, plain and owned by
+// an engine in a world of one, is trained side by side and compared bit by bit.
+// Unless a test says otherwise, parameters are sharded, every unit is freed as
+// soon as no operator uses it, and freed memory is filled with 0xFF, so that
+// reading a parameter behind the engine's back shows.
 #ifndef TESTS_DISPATCH_TAGGED_STORAGE_UTIL_H_
 #define TESTS_DISPATCH_TAGGED_STORAGE_UTIL_H_
 
@@ -39,12 +39,12 @@
 
 namespace tessera {
 
-// A loss of float32, whatever the dtype of `t`.
+// Returns a float32 loss, whatever the dtype of `t`.
 inline at::Tensor MeanSquare(const at::Tensor& t) {
   return t.to(at::kFloat).pow(2).mean();
 }
 
-// Same dtype, sizes and bytes, so that 0 and -0 differ and NaNs compare.
+// Compares dtype, sizes and bytes, so that 0 and -0 differ and NaNs compare.
 inline ::testing::AssertionResult SameBits(const at::Tensor& a,
                                            const at::Tensor& b) {
   if (!a.defined() || !b.defined()) {
@@ -70,7 +70,7 @@ inline ::testing::AssertionResult SameBits(const at::Tensor& a,
   return ::testing::AssertionSuccess();
 }
 
-// An error, whatever its code, whose message matches `message`.
+// Matches an error of any code whose message matches `message`.
 MATCHER_P(FailsWith, message, "is an error whose message matches") {
   const absl::Status& status = status_internal::StatusOf(arg);
   *result_listener << status.ToString();
@@ -88,8 +88,8 @@ class SpyCommunicator : public FakeCommunicator {
   void FailGather(int64_t n) { failing_ = gathers_ + n; }
   int64_t gathers() const { return gathers_; }
   int64_t reductions() const { return reductions_; }
-  // Collectives that were called in the state of the user's thread: inference
-  // mode on, or tags or autocast seen.
+  // Returns the number of collectives that were called in the state of the
+  // user's thread: in inference mode, or with tags or autocast seen.
   int64_t leaks() const { return leaks_; }
 
  private:
@@ -118,7 +118,7 @@ class SpyCommunicator : public FakeCommunicator {
   std::atomic<int64_t> leaks_{0};
 };
 
-// Backward and optimizer step of plain libtorch that the engine must equal.
+// Backward and optimizer step of plain libtorch, which the engine must equal.
 class PlainTraining {
  public:
   static constexpr double kLr = 1e-2, kWeightDecay = 0.1;
@@ -126,8 +126,8 @@ class PlainTraining {
   explicit PlainTraining(std::vector<at::Tensor> parameters)
       : parameters_(std::move(parameters)), states_(parameters_.size()) {}
 
-  // Adds a micro-batch's gradients, each already a whole, to the step's. After
-  // an error the micro-batch counts for nothing.
+  // Adds a micro-batch's complete gradients to the step's. After an error the
+  // micro-batch has no effect.
   absl::Status Backward(const at::Tensor& loss, int accumulation) {
     PlainAutograd plain;
     at::Tensor seed;
@@ -160,7 +160,8 @@ class PlainTraining {
     }
   }
 
-  // The step's gradient so far of parameter `i`; undefined if it got none.
+  // Returns the step's gradient so far of parameter `i`; undefined if it got
+  // none.
   const at::Tensor& gradient(size_t i) const { return states_[i].gradient; }
 
  private:
@@ -190,7 +191,7 @@ class Twins {
         tagged(Build(make)),
         training_(plain->parameters()) {}
 
-  // Has an engine take `tagged` over.
+  // Makes an engine own `tagged`.
   void Create(TwinOptions options = {}) {
     accumulation_ = options.accumulation;
     proto::Config config;
@@ -222,7 +223,7 @@ class Twins {
   }
   void StepPlain() { training_.Step(); }
 
-  // A micro-batch on both: the same loss, and gradients that stay equal.
+  // Runs a micro-batch on both; expects the same loss and equal gradients.
   void Backward(const Loss& loss) {
     const at::Tensor expected = ForwardPlain(loss), got = loss(tagged);
     EXPECT_TRUE(SameBits(expected, got));
@@ -231,7 +232,7 @@ class Twins {
     ExpectFreed();
   }
 
-  // `accumulation` micro-batches of the same loss and an optimizer step.
+  // Runs `accumulation` micro-batches of the same loss and an optimizer step.
   void Train(const Loss& loss) {
     for (int i = 0; i < accumulation_; ++i) {
       Backward(loss);
@@ -251,7 +252,7 @@ class Twins {
           << "gradient of " << parameters[i].key();
     }
   }
-  // Of the plain module; undefined without one.
+  // Returns the plain module's gradient; undefined if it has none.
   const at::Tensor& PlainGradient(size_t i) const {
     return training_.gradient(i);
   }
@@ -264,8 +265,8 @@ class Twins {
     }
   }
 
-  // Every parameter is its unit's, nothing is pinned and, at stage 3, nothing
-  // is whole.
+  // Expects that every parameter belongs to its unit, nothing is pinned and, at
+  // stage 3, nothing is whole.
   void ExpectFreed() {
     for (const auto& entry : tagged->named_parameters()) {
       const StorageOwner owned = Registry::Global().Find(entry.value());
@@ -304,7 +305,7 @@ TORCH_MODULE(Pair);
 class TaggedStorageTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    // As if there had been a backward before any engine was created.
+    // This simulates a backward before any engine was created.
     torch::autograd::Engine::get_base_engine().initialize_device_threads_pool();
     SetPoisonOnFree(true);
     torch::manual_seed(1);

@@ -1,5 +1,6 @@
-// Values by name, read and written: what is read of a sharded engine are the
-// oracle's bits, and what is written trains on as if it had always been there.
+// Reads and writes values by name: what is read of a sharded engine has the
+// oracle's bits, and training continues with written values as if they had
+// always been there.
 #include <torch/torch.h>
 
 #include <map>
@@ -49,7 +50,7 @@ absl::StatusOr<Record> ReadAll(Trainee* t) {
   return record;
 }
 
-// args: a TrainingSpec. Two steps; all that can be read.
+// args: a TrainingSpec. Makes two steps; returns all that can be read.
 TESSERA_RANK_FUNCTION(ReadAfterSteps) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t,
@@ -81,7 +82,7 @@ TESSERA_RANK_FUNCTION(CopyByName) {
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor master,
                              from.engine->Master(name));
     TESSERA_RETURN_IF_ERROR(to.engine->SetMaster(name, master));
-    // Operators see it at once.
+    // Operators see the new value at once.
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor theirs,
                              from.engine->Parameter(name));
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor ours, to.engine->Parameter(name));
@@ -110,7 +111,7 @@ TESSERA_RANK_FUNCTION(CopyByName) {
   return FirstDifference(expected, got);
 }
 
-// Stage, dtype.
+// The parameters are stage and dtype.
 class AccessTest
     : public ::testing::TestWithParam<std::tuple<int, std::string>> {
  protected:
@@ -164,7 +165,7 @@ TESSERA_RANK_FUNCTION(JoinShards) {
     for (const auto& [name, value] : dict) {
       if (name == p.key()) expected = value;
     }
-    // In memory order, with a count of each element.
+    // Shards are joined in memory order, with a count of each element.
     at::Tensor joined = torch::zeros({expected.numel()}, expected.dtype());
     at::Tensor count = torch::zeros({expected.numel()}, torch::kLong);
     for (const ParameterShard& shard : shards) {
@@ -204,7 +205,7 @@ TEST_P(AccessTest, ShardsAreTheParts) {
   }
 }
 
-// args: a TrainingSpec. What each misuse says.
+// args: a TrainingSpec. Returns the error of each misuse.
 TESSERA_RANK_FUNCTION(MisuseAccess) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t,

@@ -1,5 +1,5 @@
-// sharding.buffer_sync: running statistics of a batch norm, each rank's own,
-// rank 0's, or the mean over ranks.
+// Tests sharding.buffer_sync: running statistics of a batch norm are each
+// rank's own, rank 0's, or the mean over ranks.
 #include <torch/torch.h>
 
 #include <string>
@@ -54,7 +54,7 @@ proto::Config ConfigWith(const TrainingSpec& spec, const std::string& mode) {
   return config;
 }
 
-// "mode|spec". What a Step makes of each buffer.
+// `args` is "mode|spec". Checks what a Step makes of each buffer.
 TESSERA_RANK_FUNCTION(TrainAndSync) {
   const std::pair<std::string, std::string> parts =
       absl::StrSplit(args, absl::MaxSplits('|', 1));

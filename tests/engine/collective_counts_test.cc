@@ -1,6 +1,6 @@
-// How many collectives a training step makes, against a formula of units,
-// buckets, passes and micro-batches: a chain of blocks, two ranks; and of shard
-// groups of two, four ranks.
+// Compares the number of collectives of a training step with a formula of
+// units, buckets, passes and micro-batches: for a chain of blocks on two ranks,
+// and for shard groups of two on four ranks.
 #include <torch/torch.h>
 
 #include <map>
@@ -45,7 +45,7 @@ class Chain : public TestModel {
     register_module("links", links_);
   }
   at::Tensor Loss(int rank, int64_t micro_batch) override {
-    // With a gradient, so that the first weight is used in backward.
+    // The input has a gradient, so that the first weight is used in backward.
     at::Tensor h = torch::full({2, kDim}, 0.1 * (rank + 1), dtype());
     h = (h + static_cast<double>(micro_batch)).requires_grad_(true);
     for (const auto& link : *links_) {
@@ -101,12 +101,13 @@ class CollectiveCountsTest
     spec_.accumulation_mode = std::get<2>(GetParam());
     spec_.reduce_bucket_size = 1;
   }
-  // Backwards of a step that reduce.
+  // Returns the backwards of a step that reduce.
   int reducing() const {
     return spec_.accumulation_mode == "local" ? 1 : spec_.accumulation;
   }
-  // A step's, if each micro-batch gathers `gathered` units at stage 3 and
-  // reduces `buckets`, and the step has `exchanges` small messages of its own.
+  // Returns the counts of a step in which each micro-batch gathers `gathered`
+  // units at stage 3 and reduces `buckets`, and which has `exchanges` small
+  // messages of its own.
   Counts Expected(int gathered, int buckets, int exchanges) const {
     Counts counts;
     if (spec_.stage == 3) {
@@ -126,9 +127,9 @@ class CollectiveCountsTest
         RunOnRanks(world_size_, "Count", absl::StrCat(more, spec_.ToText())),
         Each(ToText(of_step)));
   }
-  // Of shard groups of two on four ranks: what `expected` says of parameters
-  // and gradients stays within a group; each reduction has a sum over replicas;
-  // one more message says what was written.
+  // Checks shard groups of two on four ranks: the collectives of parameters and
+  // gradients in `expected` stay within a group; each reduction has a sum over
+  // replicas; one more message says what was written.
   void ExpectCountsInGroups(const Counts& expected, int buckets) {
     Counts counts;
     for (const auto& [operation, count] : expected) {
@@ -181,7 +182,7 @@ TEST_P(CollectiveCountsTest, UnitsAreGatheredOnceWhereTheyMayStay) {
   }
 }
 
-// The last unit's forward and backward follow each other.
+// The last unit is gathered once: its forward and backward are consecutive.
 TEST_P(CollectiveCountsTest, UnitsAreGatheredInEachPassWhereTheyMayNot) {
   spec_.max_reuse_distance = 0;
   for (bool overlap : {true, false}) {

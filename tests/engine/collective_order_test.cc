@@ -1,5 +1,5 @@
-// In which order collectives are called at stage 3, between what the model
-// does: a model of three blocks, two ranks, one line per event.
+// Tests the order of collectives at stage 3, between what the model does: a
+// model of three blocks, two ranks, one line per event.
 #include <torch/torch.h>
 
 #include <memory>
@@ -50,7 +50,7 @@ TORCH_MODULE(NotingBlock);
 
 class NotingModel : public TestModel {
  public:
-  // `recompute`: the second block is used in a reentrant checkpoint, too,
+  // With `recompute` the second block is used in a reentrant checkpoint, too,
   // before the others.
   NotingModel(FakeCommunicator* notes, bool recompute)
       : notes_(notes), recompute_(recompute) {
@@ -58,7 +58,7 @@ class NotingModel : public TestModel {
     register_module("blocks", blocks_);
   }
   at::Tensor Loss(int rank, int64_t micro_batch) override {
-    // With a gradient, so that the first block's weight is used in backward.
+    // The input has a gradient, so backward uses the first block's weight.
     at::Tensor x = torch::full(
         {2, kDim}, 0.1 * (rank + 1) + static_cast<double>(micro_batch),
         torch::requires_grad());
@@ -98,9 +98,10 @@ std::string Short(const FakeCommunicator::Call& call) {
   return absl::StrCat(call.operation, ": ", text);
 }
 
-// What is called in each of spec.steps steps, a line each. args: the spec, and
-// before it "evaluate " for a forward without gradients before every other
-// step, "lists " for prefetch lists, "recompute " for a checkpoint.
+// Returns the collectives of each of spec.steps steps, a line each. `args` is
+// the spec, and before it "evaluate " for a forward without gradients before
+// every other step, "lists " for prefetch lists, or "recompute " for a
+// checkpoint.
 TESSERA_RANK_FUNCTION(Trace) {
   const bool evaluate = absl::ConsumePrefix(&args, "evaluate ");
   const bool lists = absl::ConsumePrefix(&args, "lists ");
@@ -146,7 +147,8 @@ class CollectiveOrderTest : public ::testing::Test {
     spec_.prefetch_bucket_size = 0;
     spec_.reduce_bucket_size = 1;
   }
-  // By step; the same on both ranks. `more` goes before the spec.
+  // Returns each step's collectives, which must be the same on both ranks.
+  // `more` goes before the spec.
   std::vector<std::string> Steps(absl::string_view more = "") {
     const std::vector<std::string> answers =
         RunOnRanks(2, "Trace", absl::StrCat(more, spec_.ToText()));
@@ -187,7 +189,7 @@ TEST_F(CollectiveOrderTest, OneUnitAhead) {
               "backward 0, reduce 0, agree");
 }
 
-// What would be gathered ahead at once is not freed before.
+// A unit that would be gathered ahead at once is not freed before.
 TEST_F(CollectiveOrderTest, AllUnitsAhead) {
   spec_.prefetch_bucket_size = 6 * kDim * kDim;
   ExpectSteps(kOneByOne,
@@ -239,7 +241,7 @@ TEST_F(CollectiveOrderTest, ReshardAfterForwardFalseKeepsUnitsForBackward) {
   ExpectSteps(kGatheredOnce, kGatheredOnce);
 }
 
-// From the first step on, in the lists' order.
+// The lists' order applies from the first step on.
 TEST_F(CollectiveOrderTest, ExplicitListsGoBeforeTheRecord) {
   const std::string with_lists =
       "forward 0, gather 0, gather 2, gather 1, forward 1, forward 2, "

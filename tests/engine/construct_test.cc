@@ -1,5 +1,5 @@
-// Construction of modules that are larger than a rank's budget: values, buffers
-// and the generator as after plain construction.
+// Constructs modules that are larger than a rank's budget: values, buffers and
+// the generator are as after plain construction.
 #include <torch/torch.h>
 
 #include <memory>
@@ -34,7 +34,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kBudget = 32 << 10;
 
-// What constructors do.
+// Odd does what constructors do.
 struct Odd : nn::Module {
   explicit Odd(int depth = 6) {
     embedding = register_module(
@@ -98,7 +98,7 @@ TESSERA_RANK_FUNCTION(ConstructAndTakeOver) {
   Odd plain;
   const Record expected = StateOf(plain);
   TESSERA_ASSIGN_OR_RETURN(const auto odd, Construct());
-  // Buffers, the generator, a plain member.
+  // StateOf has buffers, the generator, and a plain member.
   Record got = StateOf(*odd);
   TESSERA_ASSIGN_OR_RETURN(
       auto engine, Engine::Create(odd, ConfigOf(TrainingSpec::FromText(args))));
@@ -156,7 +156,8 @@ TEST(ConstructTest, OperatorsMayUseParametersBeforeTheEngine) {
 
 // ---- what constructors do now and then
 
-// Sizes by a trial; an error that is caught; a buffer that is a view.
+// This constructor finds sizes by a trial, catches an error, and registers a
+// buffer that is a view.
 struct Careful : nn::Module {
   Careful() {
     auto conv = register_module("conv", nn::Conv2d(3, 8, 3));
@@ -263,7 +264,7 @@ TEST(ConstructTest, HoldsTheShardAndTheBudget) {
 // ---- raw pointers
 
 struct Pointers : nn::Module {
-  // Mode: what is done with a tensor of long ago.
+  // `mode` says what is done with a tensor that has been evicted.
   explicit Pointers(const std::string& mode) {
     auto table = register_parameter("table", torch::zeros({32, 32}));
     std::unique_ptr<Use> use;

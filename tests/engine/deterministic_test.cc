@@ -31,7 +31,7 @@ std::string Now() {
   return c.deterministicAlgorithmsWarnOnly() ? "warns" : "errors";
 }
 
-// The same on all ranks.
+// Makes the same layer on all ranks.
 torch::nn::Linear Layer(int64_t width) {
   torch::manual_seed(1);
   return torch::nn::Linear(width, width);
@@ -53,7 +53,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Make(torch::nn::Linear net,
   return Engine::Create(net.ptr(), config, options);
 }
 
-// args: "", "auto", "on", "off" or "cpu". Before, within and afterwards.
+// args: "", "auto", "on", "off" or "cpu". Returns the switches before, within
+// and afterwards.
 TESSERA_RANK_FUNCTION(Around) {
   std::vector<std::string> seen = {Now()};
   const bool on_device = args != "cpu";
@@ -76,7 +77,7 @@ TESSERA_RANK_FUNCTION(AfterAFailure) {
   return absl::StrCat(absl::IsResourceExhausted(engine.status()), " ", Now());
 }
 
-// Of two engines the first one is closed first, the other is destroyed.
+// Closes the first one of two engines, then destroys the other.
 TESSERA_RANK_FUNCTION(TwoEngines) {
   torch::nn::Linear a = Layer(8), b = Layer(8);
   TESSERA_ASSIGN_OR_RETURN(auto first, Make(a, "on", true));

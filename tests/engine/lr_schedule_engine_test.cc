@@ -1,4 +1,4 @@
-// The learning rate of each step: by the configuration's schedule, or the
+// Tests the learning rate of each step: by the configuration's schedule, or the
 // program's; also after a checkpoint, and where steps are skipped.
 #include <torch/torch.h>
 
@@ -153,7 +153,8 @@ TEST(LrScheduleTest, ACheckpointKeepsARateSetByHand) {
               Each(::testing::EndsWith("\n0.0625\n0.0625\n")));
 }
 
-// What each misuse says, and the rates of steps of which one is skipped.
+// Returns the error of each misuse, and the rates of steps of which one is
+// skipped.
 TESSERA_RANK_FUNCTION(MisuseRates) {
   TrainingSpec spec;
   spec.stage = 2;

@@ -1,6 +1,6 @@
-// What a user writes into 16-bit parameters goes into their float32 masters,
-// and nothing else of these changes; Close gives the masters back; buffers of
-// another dtype come back in their own.
+// Tests that what a user writes into 16-bit parameters goes into their float32
+// masters, and nothing else of these changes; Close gives the masters back;
+// buffers of another dtype come back in their own.
 #include <torch/torch.h>
 
 #include <functional>
@@ -36,7 +36,7 @@ at::Tensor Weight(const torch::nn::Module& module) {
   return ParameterOf(module, "blocks.1.up.weight");  // [29, 13]
 }
 
-// The same on all ranks, without gradients.
+// A write that all ranks make, without gradients.
 using Write = std::function<void(const torch::nn::Module&)>;
 
 const std::map<std::string, Write>& Writes() {
@@ -59,7 +59,7 @@ const std::map<std::string, Write>& Writes() {
        }},
       {"element", [](const Module& m) { Weight(m)[2][3] = 0.5; }},
       {"rows", [](const Module& m) { Weight(m).narrow(0, 17, 3).mul_(2); }},
-      // As their working copies are, to the bit.
+      // Their working copies are the same, to the bit.
       {"nothing",
        [](const Module& m) {
          for (at::Tensor& p : m.parameters()) p.mul_(1).clamp_(-100, 100);
@@ -96,9 +96,9 @@ void AddMasters(const std::string& when, const std::string& name,
   record->push_back(absl::StrCat(when, " ", name, " ", PrintOf(master)));
 }
 
-// args: "<write> <spec>". Masters and working copies after a write before the
-// first step, after one before the second, and at the end; then the closed
-// module.
+// args: "<write> <spec>". Returns masters and working copies after a write
+// before the first step, after one before the second, and at the end; then the
+// closed module.
 TESSERA_RANK_FUNCTION(WriteAndTrain) {
   const std::vector<std::string> words =
       absl::StrSplit(args, absl::MaxSplits(' ', 1));
@@ -131,8 +131,8 @@ TESSERA_RANK_FUNCTION(WriteAndTrain) {
   return ToText(record);
 }
 
-// An element of a master becomes the working one where that is no longer the
-// master's, rounded.
+// Applies the write to the oracle: an element of a master becomes the working
+// one if that is no longer the master, rounded.
 void WriteToOracle(const Write& write, int world_size, Oracle* oracle) {
   torch::NoGradGuard no_grad;
   for (int r = 0; r < world_size; ++r) write(oracle->module(r));
@@ -167,7 +167,7 @@ Record WriteAndTrainWithOracle(const Write& write, const TrainingSpec& spec,
   return record;
 }
 
-// Stage, dtype.
+// The parameters are stage and dtype.
 class MastersTest
     : public ::testing::TestWithParam<std::tuple<int, std::string>> {
  protected:

@@ -1,7 +1,7 @@
-// Which operators write parameters: one of the user's own that does not say so
-// costs nothing, and is named if it writes all the same; running statistics
-// that are parameters are refused by name; what ranks write at places that
-// depend on their input is named where it differs.
+// Tests which operators write parameters: a user's operator that does not say
+// so costs nothing, and is named if it writes all the same; running statistics
+// that are parameters are refused by name; where ranks write different values
+// at places that depend on their input, the parameter is named.
 #include <torch/torch.h>
 
 #include <functional>
@@ -95,7 +95,7 @@ class SharingRecorder : public FakeCommunicator {
   const std::shared_ptr<Communicator> inner_;
 };
 
-// At stage 3, where no unit stays whole without a reason.
+// Makes an engine at stage 3 where no unit stays whole without a reason.
 absl::StatusOr<std::unique_ptr<Engine>> Create(
     std::shared_ptr<torch::nn::Module> model,
     std::shared_ptr<Communicator> comm, int stage, bool check_writes = false) {
@@ -110,8 +110,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Create(
   return Engine::Create(std::move(model), config, options);
 }
 
-// What an operator on every block leaves in the ledger, what it took at the
-// most, and the collectives that it made. args: its name.
+// args: an operator's name. Returns what the operator on every block leaves in
+// the ledger, what it took at most, and the collectives that it made.
 TESSERA_RANK_FUNCTION(CostOfOperator) {
   auto model = std::make_shared<Blocks>();
   auto comm = std::make_shared<SharingRecorder>(world.communicator());
@@ -140,7 +140,7 @@ TEST(OperatorWritesTest, AnOperatorThatDeclaresNoWriteCostsNoCopy) {
   EXPECT_THAT(RunOnRanks(2, "CostOfOperator", "first"),
               Each(absl::StrCat("left 0, at the most ",
                                 Shares() ? 0 : kBlockBytes, ", calls 0")));
-  // So what is measured can be seen.
+  // This shows that the measurement sees a cost.
   EXPECT_THAT(RunOnRanks(2, "CostOfOperator", "writes"),
               Each(absl::StrCat("left ", 3 * kBlockBytes, ", at the most ",
                                 3 * kBlockBytes, ", calls 0")));
@@ -205,7 +205,7 @@ struct StatisticsImpl : torch::nn::Module {
   at::Tensor weight, mean, var;
 };
 
-// Of a forward, by stage. args: which.
+// args: which statistics. Returns the status of a forward, by stage.
 TESSERA_RANK_FUNCTION(StatisticsAsParameters) {
   std::string statuses;
   for (int stage = 0; stage <= 3; ++stage) {
@@ -369,7 +369,7 @@ TEST(OperatorWritesTest, WhatRanksWriteAtPlacesOfTheirOwnIsNamed) {
       return absl::StrCat(stage, " ", i, " ", more);
     };
     for (int stage = 0; stage <= 3; ++stage) {
-      // Not all stages of all.
+      // Not every case runs at every stage.
       if (i > 1 && stage != static_cast<int>(i % 4)) continue;
       EXPECT_THAT(
           RunOnRanks(2, "WritePlaces", words(stage, "own backward")),
@@ -458,7 +458,7 @@ TEST(OperatorWritesTest, WhatIsThereAtLastIsCompared) {
   }
 }
 
-// What rank 0 alone writes in a scope of Engine::Summon all ranks get.
+// Rank 0 alone writes in a scope of Engine::Summon, and all ranks get it.
 TESSERA_RANK_FUNCTION(SummonedRows) {
   std::string results;
   for (const int stage : {0, 2, 3}) {
@@ -475,7 +475,7 @@ TESSERA_RANK_FUNCTION(SummonedRows) {
     }
     TESSERA_RETURN_IF_ERROR(scope.Close());
     TESSERA_RETURN_IF_ERROR(engine->FullStateDict().status());
-    // And what the others get by a copy is the same, too.
+    // Parameters that the others get by a copy are identical, too.
     torch::NoGradGuard no_grad;
     if (world.rank() == 0) {
       model->rows->weight.index_put_({torch::tensor({7})}, 3);

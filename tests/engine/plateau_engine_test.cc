@@ -1,5 +1,5 @@
-// ReduceLROnPlateau: the rate follows what the program reports, the same on all
-// ranks, and goes on from a checkpoint.
+// Tests ReduceLROnPlateau: the rate follows what the program reports, is the
+// same on all ranks, and goes on from a checkpoint.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -36,8 +36,9 @@ proto::Config PlateauConfig(const TrainingSpec& spec) {
   return config;
 }
 
-// "<first step> <last step> <folder>": loads from the folder unless it begins
-// with step 0, and saves to it unless it ends with the last; the rates.
+// `args` is "<first step> <last step> <folder>". Loads from the folder unless
+// the run begins with step 0, and saves to it unless the run ends with the last
+// step. Returns the rates.
 TESSERA_RANK_FUNCTION(TrainByMetric) {
   constexpr double kMetrics[] = {3, 2, 2, 2, 2, 2, 2, 1, 1, 1};
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
@@ -77,8 +78,8 @@ TEST(PlateauTest, APlateauGoesOnFromACheckpointAtAnotherWorldSize) {
   }
 }
 
-// What ranks say of metrics that differ, and that no report came of it; and of
-// NaNs, which are the same.
+// Returns the errors of ranks whose metrics differ, and that no report came of
+// it; NaNs count as equal.
 TESSERA_RANK_FUNCTION(ReportDifferently) {
   TrainingSpec spec;
   TESSERA_ASSIGN_OR_RETURN(

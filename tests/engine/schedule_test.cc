@@ -1,6 +1,6 @@
-// What comes and goes when, at stage 3, does not change what is computed: every
-// loop, however its forwards, backwards and steps follow each other, gives the
-// oracle's bits; and what may be whole at a time is kept.
+// Tests that it does not change the result when units come and go at stage 3:
+// every loop gives the oracle's bits, whatever the order of forwards, backwards
+// and steps, and keeps the limit of whole units.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -100,8 +100,8 @@ std::vector<std::string> UnitNames(const Engine& engine) {
   return names;
 }
 
-// What unit `u` of `n` is to have gathered ahead, in turn: the next one, the
-// one before, all, itself, none.
+// Returns the units that unit `u` of `n` is to have gathered ahead, in turn:
+// the next one, the one before, all, itself, none.
 std::vector<std::string> ListOf(const std::vector<std::string>& units, size_t u,
                                 int turn) {
   switch (turn % 5) {
@@ -271,7 +271,7 @@ INSTANTIATE_TEST_SUITE_P(All, ScheduleTest, ::testing::Values(0, 1, 2, 3),
 
 // ---- max_live_parameters
 
-// Elements of each unit's flat buffer.
+// Returns the number of elements of each unit's flat buffer.
 std::vector<int64_t> UnitNumels(const torch::nn::Module& module) {
   std::vector<int64_t> numels;
   std::vector<const FlatParameter*> seen;

@@ -1,5 +1,5 @@
-// The working copy that the ranks of a host share, and shards that are served:
-// nobody reads a half-written weight, a write of the user's is made once, and
+// Tests the working copy that the ranks of a host share, and shards that are
+// served: nobody reads a half-written weight, a user's write is made once, and
 // on one host nothing is gathered.
 #include <torch/torch.h>
 
@@ -42,7 +42,7 @@ struct EvenBlock : torch::nn::Module {
 
 struct EvenModel : torch::nn::Module {
   EvenModel() {
-    // Without tails, which the optimizer's loops round otherwise.
+    // Sizes have no tails, which the optimizer's loops round differently.
     for (int64_t numel : {4992, 384, 192, 39936}) {
       blocks.push_back(register_module(absl::StrCat("block", blocks.size()),
                                        std::make_shared<EvenBlock>(numel)));

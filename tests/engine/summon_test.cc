@@ -1,6 +1,6 @@
-// Engine::Summon: what is written through raw pointers into parameters that are
-// whole in place, on all ranks or on rank 0 alone, is what SetMaster would have
-// written; or it is as if it had never been.
+// Tests Engine::Summon: what is written through raw pointers into parameters
+// that are whole in place, on all ranks or on rank 0 alone, is what SetMaster
+// would have written; or nothing has changed.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -46,7 +46,7 @@ std::vector<std::string> Names(const TestModel& model) {
   return names;
 }
 
-// By pointer, which no operator sees.
+// Writes by a pointer, which no operator sees.
 template <typename T>
 void DoubleAll(const at::Tensor& t) {
   T* const data = t.data_ptr<T>();
@@ -73,7 +73,7 @@ absl::StatusOr<Record> Values(Trainee* t) {
   return record;
 }
 
-// What both have, now and after a step.
+// Compares the state of both, now and after a step.
 absl::StatusOr<std::string> Compare(Trainee* expected, Trainee* got) {
   std::string difference;
   for (int step = 1; step < 3; ++step) {
@@ -89,8 +89,9 @@ absl::StatusOr<std::string> Compare(Trainee* expected, Trainee* got) {
   return difference;
 }
 
-// "rank0_only writeback close|spec": doubles parameters within a scope; "" if
-// that came to what SetMaster makes of it, or to nothing where it should.
+// `args` is "rank0_only writeback close|spec". Doubles parameters within a
+// scope. Returns "" if the result is that of SetMaster, or no change where
+// there should be none.
 TESSERA_RANK_FUNCTION(WriteSummoned) {
   const std::pair<std::string, std::string> parts =
       absl::StrSplit(args, absl::MaxSplits('|', 1));
@@ -107,7 +108,7 @@ TESSERA_RANK_FUNCTION(WriteSummoned) {
   TESSERA_RETURN_IF_ERROR(expected.TrainStep(0));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
   const std::vector<std::string> names = Names(*t.model);
-  // What was written before is kept, whatever becomes of the scope.
+  // Earlier writes are kept, whatever becomes of the scope.
   for (Trainee* each : {&expected, &t}) {
     torch::NoGradGuard no_grad;
     each->parameter(names[0]).mul_(3);
@@ -155,7 +156,7 @@ struct Mode {
   int64_t persistent;
 };
 
-// World size, mode, dtype.
+// The parameters are world size, mode and dtype.
 class SummonTest
     : public ::testing::TestWithParam<std::tuple<int, Mode, std::string>> {
  protected:
@@ -224,7 +225,7 @@ TEST(SummonLogTest, WritesThatAreTakenBackAreInTheLog) {
   EXPECT_EQ(RankPool::Get(2)->stderr_of(1), "");
 }
 
-// What each misuse says, on every rank.
+// Returns the error of each misuse, on every rank.
 TESSERA_RANK_FUNCTION(MisuseSummon) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t,
@@ -298,8 +299,8 @@ TEST(SummonMisuseTest, IsNamedOnAllRanks) {
   }
 }
 
-// Gathers are collectives, and rank 0 alone holds a unit: another that wants it
-// is told so, and waits for nobody.
+// Gathers are collectives, and rank 0 alone holds a unit: another rank that
+// uses it gets an error, and waits for nobody.
 TESSERA_RANK_FUNCTION(UseElsewhere) {
   TrainingSpec spec;
   spec.stage = 3;

@@ -109,7 +109,7 @@ class Checked {
     plain_->bias.copy_(sync_->bias);
   }
 
-  // One batch.
+  // Trains and checks one batch.
   absl::Status Step() {
     Draw();
     const Tensor y = sync_(x_);
@@ -178,7 +178,7 @@ class Checked {
     return per_channel.view(sizes);
   }
 
-  // Written out in float64.
+  // Computes the exact results in float64.
   void Exact() {
     const Tensor x = all_x_.to(at::kDouble), g = all_g_.to(at::kDouble);
     dims_ = {0};
@@ -202,7 +202,7 @@ class Checked {
     db_ = g.sum(dims_);
   }
 
-  // As derived above.
+  // Computes the bounds that are derived above.
   void Bounds() {
     const Tensor x = all_x_.to(at::kDouble), g = all_g_.to(at::kDouble);
     most_ = torch::zeros({kChannels}, at::kDouble);
@@ -253,7 +253,7 @@ class Checked {
     TESSERA_RETURN_IF_ERROR(Within(
         x_.grad(), Part(dx_), Part(Rounded(dx_bound_, dx_)), "gradient of x"));
     if (!c_.affine) return absl::OkStatus();
-    // Each rank's own; their sum is that of all samples.
+    // Each rank has its own gradients; their sum is that of all samples.
     Tensor dw = sync_->weight.grad().to(at::kDouble);
     Tensor db = sync_->bias.grad().to(at::kDouble);
     TESSERA_RETURN_IF_ERROR(group_->AllReduceSum(dw, {"test"}).Wait());
@@ -361,7 +361,7 @@ absl::StatusOr<std::string> RunCases(
 
 TESSERA_RANK_FUNCTION(AllCases) { return RunCases(world.communicator()); }
 
-// Ranks 0 and 2, and rank 1 alone.
+// Ranks 0 and 2 are a group, and rank 1 is alone.
 TESSERA_RANK_FUNCTION(CasesOfSubgroup) {
   TESSERA_ASSIGN_OR_RETURN(const auto group, world.communicator()->Split(
                                                  world.rank() % 2, {"pairs"}));

@@ -51,7 +51,7 @@ absl::Status Expect(bool holds, const std::string& what) {
   return holds ? absl::OkStatus() : absl::InternalError(what);
 }
 
-// Bits of a forward, a backward and a copy.
+// Returns the bits of a forward and a backward.
 template <typename Module>
 std::string BitsOfOne(Module module, const Tensor& input) {
   const Tensor x = input.clone().requires_grad_();
@@ -107,7 +107,7 @@ bool IsBlock(const nn::Module& module) {
          dynamic_cast<const BlockImpl<nn::BatchNorm1d>*>(&module) != nullptr;
 }
 
-// `Norm`: SyncBatchNorm1d, or the one that becomes that.
+// `Norm` is SyncBatchNorm1d, or the one that is converted to it.
 template <typename Norm>
 struct NetImpl : nn::Module {
   NetImpl() {
@@ -125,7 +125,8 @@ struct NetImpl : nn::Module {
     }
     return x;
   }
-  // Of rank r's batch in a step; rank 1 has none in the second one.
+  // Returns the loss of rank r's batch in a step; rank 1 has none in the second
+  // one.
   Tensor Loss(int rank, int step, at::ScalarType dtype, bool checkpointed) {
     at::manual_seed(100 * step + rank);
     const int64_t samples = rank == 1 && step == 1 ? 0 : 3 + rank;
@@ -152,7 +153,7 @@ std::string BitsOf(const nn::Module& net) {
   return bits;
 }
 
-// What DistributedDataParallel would do, by hand.
+// Trains by hand as DistributedDataParallel would.
 absl::StatusOr<std::string> TrainByHand(const World& world) {
   at::manual_seed(1);
   Net net;
@@ -245,7 +246,8 @@ TESSERA_RANK_FUNCTION(Trainings) {
   return absl::StrCat(plain, sharded);
 }
 
-// On a device without hardware, which finds each missing wait: the CPU's bits.
+// On a device without hardware, which finds each missing wait, it has the CPU's
+// bits.
 TESSERA_RANK_FUNCTION(OnADevice) {
   TrainingSpec spec;
   spec.device = "1/workers";
@@ -283,7 +285,7 @@ TEST(SyncBatchNormTrainingTest, OnADevice) {
   }
 }
 
-// What cannot be converted, and what needs an engine.
+// Checks what cannot be converted, and what needs an engine.
 TESSERA_RANK_FUNCTION(Conversions) {
   PlainNet before;
   std::string errors =

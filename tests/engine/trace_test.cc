@@ -41,10 +41,10 @@ TrainingSpec SpecOf(int stage) {
   return spec;
 }
 
-// `args`: stage, first and last step that are recorded, the rank that records
+// args: stage, first and last step that are recorded, the rank that records
 // (-1: all), "kineto" or "no", folder ("": no trace), and maybe a checkpoint,
-// which is gone on from, or written if it is not there. The record, and at its
-// end whether waits for communication were counted.
+// which is resumed, or written if it is not there. Returns the record, and at
+// its end whether waits for communication were counted.
 TESSERA_RANK_FUNCTION(TrainTraced) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
   const TrainingSpec spec = SpecOf(std::stoi(words[0]));
@@ -73,8 +73,8 @@ TESSERA_RANK_FUNCTION(TrainTraced) {
   const int64_t exposed = ExposedCommNanos();
   TESSERA_RETURN_IF_ERROR(
       TrainSteps(*engine, *model, spec, world.rank(), 0, &record));
-  // Of two ranks the one that comes first waits: not the same one everywhere,
-  // and one alone may never have to.
+  // The first of two ranks to come waits. That is not always the same one, and
+  // one rank may never have to wait.
   const bool waited = ExposedCommNanos() != exposed;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all,
                            world.communicator()->AllGatherStrings(
@@ -110,7 +110,7 @@ std::vector<TraceFile> ReadAll(const std::string& folder) {
   return files;
 }
 
-// "main/backward", "gather/ahead", ...
+// Returns "main/backward", "gather/ahead", ...
 std::set<std::string> KindsOf(const TraceFile& file) {
   std::set<std::string> kinds;
   for (const SpanRecord& event : file.events) {
@@ -160,8 +160,8 @@ TEST(TraceTest, TheBitsAreTheSameAndTheFilesHoldTheSteps) {
   }
 }
 
-// Every collective of a recorded step has its like in the other rank's file:
-// what says who came late.
+// Every collective of a recorded step has its counterpart in the other rank's
+// file, which shows who came late.
 TEST(TraceTest, CollectivesAreFoundInTheOtherRanksFile) {
   TempFolder folder;
   Train("3 1 2 -1 no " + folder.path());
@@ -206,7 +206,7 @@ TEST(TraceTest, KinetoRecordsTheSameStepsAndChangesNoBits) {
       const std::string text,
       ReadWholeFile(folder / "kineto.rank1.json", int64_t{1} << 28));
   EXPECT_THAT(text, AllOf(HasSubstr("aten::"), HasSubstr("traceEvents")));
-  // Of that rank alone.
+  // Only that rank has files.
   EXPECT_TRUE(std::filesystem::exists(folder / "trace.rank1.json"));
   EXPECT_FALSE(std::filesystem::exists(folder / "trace.rank0.json"));
   EXPECT_FALSE(std::filesystem::exists(folder / "kineto.rank0.json"));

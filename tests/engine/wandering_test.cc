@@ -1,5 +1,5 @@
-// Ranks whose control flow differs: nobody waits for a rank that does not come,
-// and the bits are the oracle's.
+// Ranks have different control flow: nobody waits for a rank that does not
+// come, and the bits are the oracle's.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -23,10 +23,10 @@ namespace tessera {
 namespace {
 
 constexpr absl::Duration kDeadline = absl::Minutes(5);
-// Of the largest unit: 300 + 25 + 300 + 12, each at a multiple of 64.
+// The largest unit has 300 + 25 + 300 + 12 elements, each at a multiple of 64.
 constexpr int64_t kBlockNumel = 320 + 64 + 320 + 64;
 
-// A forward of this rank alone, that leaves nothing behind.
+// Runs a forward of this rank alone, which leaves nothing behind.
 void Evaluate(Trainee* trainee, int64_t micro_batch) {
   torch::NoGradGuard no_grad;
   const auto generator = at::detail::getDefaultCPUGenerator();
@@ -37,9 +37,9 @@ void Evaluate(Trainee* trainee, int64_t micro_batch) {
   at::Generator(generator).set_state(state);
 }
 
-// Trains, with evaluations of some rank alone before, within and after steps.
-// The record; in front of it the most working memory of a step, in bytes.
-// args: a TrainingSpec.
+// args: a TrainingSpec. Trains, with evaluations of some rank alone before,
+// within and after steps. Returns the most working memory of a step, in bytes,
+// then the record.
 TESSERA_RANK_FUNCTION(Wander) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   at::set_num_threads(1);
@@ -69,11 +69,11 @@ TESSERA_RANK_FUNCTION(Wander) {
   const int64_t peak =
       ledger.Report()[MemoryKind::kWorking].peak_bytes - before;
   TESSERA_RETURN_IF_ERROR(AddFinalState(*t.engine, *t.model, &record));
-  // No Close: a rank that is late still reads from those that have gone.
+  // There is no Close: a late rank still reads from those that have gone.
   return absl::StrCat(peak, "\n", ToText(record));
 }
 
-// World size and dtype.
+// The parameters are world size and dtype.
 class WanderingTest
     : public ::testing::TestWithParam<std::tuple<int, std::string>> {};
 INSTANTIATE_TEST_SUITE_P(All, WanderingTest,

@@ -1,6 +1,6 @@
-// What a net is evaluated with by schedule-free AdamW, on a device without
-// hardware: every access in order, and the bits of the CPU, wherever states
-// are.
+// Tests what schedule-free AdamW evaluates a net with, on a device without
+// hardware: every access is in order, and the bits are the CPU's, wherever
+// states are.
 #include <string>
 
 #include "absl/strings/str_cat.h"

@@ -70,8 +70,8 @@ absl::Status ChangeSome(DeviceRun* run) {
   return scope.Close();
 }
 
-// "way": steps, calls and writes in between; with "moved" Offload before these
-// and Reload after the next step.
+// `args` is "way|how". Makes steps with calls and writes in between. With
+// "moved", Offload comes before these and Reload after the next step.
 TESSERA_RANK_FUNCTION(Calls) {
   const std::vector<std::string> words = absl::StrSplit(args, '|');
   TESSERA_ASSIGN_OR_RETURN(DeviceRun run,
@@ -91,8 +91,8 @@ TESSERA_RANK_FUNCTION(Calls) {
   return text + end;
 }
 
-// "way|way|folder|how": saved by one after a step, loaded by the other; the
-// first has gone on meanwhile where the save is "async".
+// `args` is "way|way|folder|how". The first engine saves after a step, and the
+// other one loads; where the save is "async" the first one goes on meanwhile.
 TESSERA_RANK_FUNCTION(SaveAndLoad) {
   const std::vector<std::string> words = absl::StrSplit(args, '|');
   std::string text;
@@ -119,7 +119,7 @@ TESSERA_RANK_FUNCTION(SaveAndLoad) {
   return loaded == text ? text : absl::StrCat("saved\n", text, "\n", loaded);
 }
 
-// "way": an engine ends without Close while its last step is being made.
+// `args` is a way. An engine ends without Close during its last step.
 TESSERA_RANK_FUNCTION(EndsAfterAStep) {
   TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
   TESSERA_RETURN_IF_ERROR(run.TrainStep());
@@ -131,8 +131,8 @@ TESSERA_RANK_FUNCTION(EndsAfterAStep) {
   return "ended";
 }
 
-// "way": moved on another stream than what comes after, which no event of the
-// program's orders.
+// `args` is a way. States move on another stream than what comes after, and no
+// event of the program's orders the two.
 TESSERA_RANK_FUNCTION(MovesOnAStream) {
   TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
   TESSERA_RETURN_IF_ERROR(run.TrainStep());
@@ -152,8 +152,8 @@ TESSERA_RANK_FUNCTION(MovesOnAStream) {
   return run.Finish();
 }
 
-// "way": the loss of a forward between Backward and Step, when gradients have
-// left for the host already.
+// `args` is a way. Returns the loss of a forward between Backward and Step,
+// when gradients have already left for the host.
 TESSERA_RANK_FUNCTION(LooksBeforeTheStep) {
   TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
   std::string text;
@@ -171,8 +171,9 @@ TESSERA_RANK_FUNCTION(LooksBeforeTheStep) {
   return text;
 }
 
-// "way|": a step of moved states; with "refused" one that gets no memory of the
-// device comes before it, and changes nothing.
+// `args` is "way|" or "way|refused". Makes a step of moved states; with
+// "refused" a step that gets no device memory comes before it and changes
+// nothing.
 TESSERA_RANK_FUNCTION(StepsAfterARefusal) {
   const std::vector<std::string> words = absl::StrSplit(args, '|');
   TESSERA_ASSIGN_OR_RETURN(DeviceRun run,
@@ -229,7 +230,7 @@ TEST(DeviceOffload, CallsFindWhatIsElsewhere) {
   }
 }
 
-// And as on the CPU.
+// The bits are also the CPU's.
 TEST(DeviceOffload, StatesOf8BitsGoWhereOthersDo) {
   RankPool* const pool = RankPool::Get(2);
   for (const int stage : {1, 3}) {

@@ -1,6 +1,6 @@
-// What became of a step on a device is known to the device first: who learns of
-// it when, and that errors and checkpoints are right although it came late. On
-// a device without hardware (testing/device/test_device.h), with its kernels.
+// Tests who learns the outcome of a step when, since the device knows it first,
+// and that errors and checkpoints are right although it comes late. The device
+// is one without hardware (testing/device/test_device.h), with its kernels.
 #include <memory>
 #include <optional>
 #include <string>
@@ -49,8 +49,8 @@ std::string CodeOf(const absl::Status& status) {
   return absl::StrCat(absl::StatusCodeToString(status.code()), " ");
 }
 
-// An overflow at the least scale; rank 0 asks what came of it. Such a step
-// waits for the device, to name what was not finite.
+// A step overflows at the least scale, and rank 0 asks for its outcome. Such a
+// step waits for the device, to name what was not finite.
 TESSERA_RANK_FUNCTION(LeastScale) {
   TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
   const absl::Status skipped = run.TrainStep(kOverflow);
@@ -104,7 +104,7 @@ TEST_P(OutcomeTest, ARunThatSkipsAllStepsEndsWithNames) {
   }
 }
 
-// Where nothing is skipped, and no norm is found.
+// In this run nothing is skipped, and no norm is computed.
 TESSERA_RANK_FUNCTION(InfiniteLosses) {
   TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
   TESSERA_RETURN_IF_ERROR(run.TrainStep());
@@ -120,10 +120,10 @@ TEST_P(OutcomeTest, ALossOfTheLastStepThatIsNotFiniteIsSaidByClose) {
               HasSubstr("the loss of this rank in optimizer step 2 is inf"));
 }
 
-// "way|folder|what": the state after four steps, of which the second and the
-// third overflow, and the gradient of the fourth; with "resumed" saved after
-// the third, whose outcome nobody has asked for, and gone on from there by
-// another engine.
+// `args` is "way|folder|what". Returns the state after four steps, of which the
+// second and the third overflow, and the gradient of the fourth. With "resumed"
+// the run is saved after the third step, whose outcome nobody has asked for,
+// and another engine goes on.
 TESSERA_RANK_FUNCTION(Overflows) {
   const std::vector<std::string> words = absl::StrSplit(args, '|');
   const Way way = WayOf(words[0]);

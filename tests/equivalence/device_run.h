@@ -1,6 +1,6 @@
-// DeviceRun: a small net that is trained step by step on a device without
-// hardware (testing/device/test_device.h) with its kernels, or on the CPU; for
-// tests of what becomes of single steps.
+// DeviceRun trains a small net step by step on a device without hardware
+// (testing/device/test_device.h) with its kernels, or on the CPU; for tests of
+// what happens in single steps.
 #ifndef TESTS_EQUIVALENCE_DEVICE_RUN_H_
 #define TESTS_EQUIVALENCE_DEVICE_RUN_H_
 
@@ -27,7 +27,7 @@
 
 namespace tessera {
 
-// What a loss is multiplied with, so that its step overflows in any dtype.
+// A loss multiplied by this overflows in any dtype.
 inline constexpr double kOverflow = std::numeric_limits<double>::infinity();
 inline constexpr int kFp32 = -1, kBf16 = -2;
 
@@ -44,15 +44,16 @@ struct DeviceNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(DeviceNet);
 
-// Of a run.
+// The settings of a run.
 struct Way {
   std::string device = "1";  // "" (the CPU), "1", "1/workers"
   int stage = 0;
   double clipping = 0;
-  double norm = 2;   // by which is clipped
+  double norm = 2;   // the norm by which is clipped
   int fp16 = kFp32;  // the power of the first scale, or one of these
   int shard_group = 0;
-  // To the host: 1: states, 2: parameters, too; 3: these to a disk.
+  // What is offloaded to the host: 1: states, 2: parameters, too; 3: these to a
+  // disk.
   int offload = 0;
   std::string states = "fp32";  // optimizer.params.state_dtype
   std::string optimizer = "AdamW";
@@ -115,7 +116,8 @@ inline proto::Config ConfigOf(const Way& way) {
   return config;
 }
 
-// The ranks of `world`, whose collectives are the device's where there is one.
+// Returns the ranks of `world`, with the device's collectives if there is a
+// device.
 inline absl::StatusOr<std::shared_ptr<Communicator>> GroupOf(
     const Way& way, const World& world) {
   if (way.device.empty()) return world.communicator();
@@ -150,7 +152,7 @@ struct DeviceRun {
     return run;
   }
 
-  // The loss is multiplied with `factor`.
+  // Multiplies the loss by `factor`.
   absl::Status Backward(double factor = 1) {
     return engine->Backward(net->forward(x) * factor);
   }
@@ -158,7 +160,7 @@ struct DeviceRun {
     TESSERA_RETURN_IF_ERROR(Backward(factor));
     return engine->Step();
   }
-  // What there is to know of the engine.
+  // Returns all observable state of the engine.
   absl::StatusOr<std::string> State() {
     TESSERA_ASSIGN_OR_RETURN(Record record, ParametersOf(*engine, *net));
     const StepReport& last = engine->last_step();
@@ -168,7 +170,7 @@ struct DeviceRun {
                                   last.grad_norm, " ", last.clipped_norm));
     return ToText(record);
   }
-  // The same, closes the engine.
+  // Returns State(), and closes the engine.
   absl::StatusOr<std::string> Finish() {
     TESSERA_ASSIGN_OR_RETURN(const std::string state, State());
     TESSERA_RETURN_IF_ERROR(engine->Close());

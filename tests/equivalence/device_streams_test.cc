@@ -49,7 +49,7 @@ void Order(c10::Stream first, c10::Stream second) {
   event.block(second);
 }
 
-// What was found out of order.
+// Returns what was found out of order.
 absl::Status CheckNoFaults() {
   testdevice::CheckFreed();
   testdevice::SetMode(testdevice::Mode::kAtOnce);
@@ -67,7 +67,7 @@ struct NetImpl : torch::nn::Module {
     d = register_module("d", torch::nn::Linear(5, 5));  // on `side` alone
     dropout = register_module("dropout", torch::nn::Dropout(0.3));
   }
-  // `side`: where one of the two branches runs.
+  // `side` is the stream of one of the two branches.
   at::Tensor forward(const at::Tensor& x, c10::Stream side) {
     const at::Tensor h = b(torch::tanh(a(x)));
     Order(Default(), side);
@@ -113,7 +113,7 @@ void Prepare(const std::string& mode) {
   testdevice::ManualSeed(1);
 }
 
-// What the parameters are; closes the engine.
+// Returns the parameters, and closes the engine.
 absl::StatusOr<std::string> Finish(torch::nn::Module& net, Engine* engine) {
   TESSERA_ASSIGN_OR_RETURN(const Record record, ParametersOf(*engine, net));
   TESSERA_RETURN_IF_ERROR(engine->Close());
@@ -121,8 +121,8 @@ absl::StatusOr<std::string> Finish(torch::nn::Module& net, Engine* engine) {
   return ToText(record);
 }
 
-// "stage mode where": what the parameters are after two steps whose branches
-// run on two streams (side) or on one.
+// `args` is "stage mode where". Returns the parameters after two steps whose
+// branches run on two streams ("side") or on one.
 TESSERA_RANK_FUNCTION(Branches) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
   Prepare(words[1]);
@@ -191,9 +191,10 @@ c10::Stream Aside() {
   return stream;
 }
 
-// "stage mode where": the parameters after three steps. An evaluation, a write
-// of the program's and the update of each are on the stream of the forward or,
-// "aside", each on one of its own, after which the program waits for none.
+// `args` is "stage mode where". Returns the parameters after three steps. An
+// evaluation, a write of the program's and the update of each step are on the
+// forward's stream or, with "aside", each on a stream of its own, for none of
+// which the program waits.
 TESSERA_RANK_FUNCTION(Updates) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
   Prepare(words[1]);
@@ -227,9 +228,9 @@ TEST_P(StreamsTest, UpdatesOnOtherStreamsAreOrderedAndHaveTheSameBits) {
   ExpectSame("Updates", "here", "aside");
 }
 
-// "stage mode folder": the parameters after two steps, between which the first
-// engine is saved and a second one, of other values and another generator,
-// loaded, have the bits of two steps without that.
+// `args` is "stage mode folder". Returns the parameters after two steps. In
+// between the first engine is saved, and a second one with other values and
+// another generator is loaded; the bits are those of two steps without that.
 TESSERA_RANK_FUNCTION(Resumes) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
   Prepare(words[1]);

@@ -86,9 +86,9 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceTest, ::testing::Values("1", "1/workers"),
                          });
 
 TEST_P(DeviceTest, ModelsOfAllKinds) {
-  // Not those whose gradients autograd adds up in another order on devices, nor
-  // what torch makes of other operators there: its recurrent cells, group norm
-  // of channels_last.
+  // These exclude models whose gradients autograd adds up in another order on
+  // devices, and those for which torch uses other operators there: its
+  // recurrent cells, group norm of channels_last.
   for (const char* model :
        {"Mlp", "Resnet", "Attention", "Views", "SharedStorage", "Frozen",
         "UsedTwice", "Tied", "Clamped", "TwoForwards", "Checkpointing"}) {
@@ -116,7 +116,7 @@ TEST_P(DeviceTest, GroupsOfNeighbours) {
   ExpectEqualsOracle(spec_, 2);
 }
 
-// The host finds their norms; with states there, too.
+// The host finds the units' norms, also with states on the host.
 TEST_P(DeviceTest, ClippingOfUnits) {
   spec_.dtype = "fp16";
   spec_.adaptive = 0.02;
@@ -129,7 +129,8 @@ TEST_P(DeviceTest, ClippingOfUnits) {
   ExpectEqualsOracle(spec_, 2);
 }
 
-// By value, and of biases by a norm of their own; with states on the host, too.
+// Clips by value, and biases by a norm of their own, also with states on the
+// host.
 TEST_P(DeviceTest, ClippingOfValuesAndGroups) {
   const std::string groups =
       absl::StrCat(spec_.optimizer,
@@ -151,7 +152,7 @@ TEST_P(DeviceTest, ClippingOfValuesAndGroups) {
   }
 }
 
-// Of rows and columns that shards cut; of fp16 the first steps are skipped.
+// Shards cut rows and columns; fp16 skips the first steps.
 TEST_P(DeviceTest, Adafactor) {
   spec_.model = "Gpt";
   spec_.optimizer = "type:'Adafactor',params{weight_decay:0.1}";
@@ -169,7 +170,7 @@ TEST_P(DeviceTest, Adafactor) {
   }
 }
 
-// Operator by operator; a step that is skipped is taken back.
+// It runs operator by operator; a skipped step is undone.
 TEST_P(DeviceTest, LibtorchExact) {
   spec_.libtorch_exact = true;
   spec_.steps = 2;
@@ -184,8 +185,8 @@ TEST_P(DeviceTest, LibtorchExact) {
   }
 }
 
-// fp16's scale goes down and up again. Ranks that ask after each step what came
-// of it (outcomes) know the scale of the next loss; the others leave it to the
+// fp16's scale goes down and up again. Ranks that ask for each step's outcome
+// (outcomes) know the scale of the next loss; the others leave it to the
 // device.
 class DeviceOverflowTest : public DeviceTest {
  protected:

@@ -1,4 +1,4 @@
-// What a step waits for, on a device without hardware: nothing.
+// A step on a device without hardware waits for nothing.
 #include <set>
 #include <string>
 #include <vector>
@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::Each;
 
-// How often a thread has waited for the device since the last call.
+// Returns how often each thread has waited for the device since the last call.
 std::string TakeWaits() {
   std::string waits;
   for (const auto& each : testdevice::HostWaits()) {
@@ -30,7 +30,8 @@ std::string TakeWaits() {
   return waits;
 }
 
-// "way|reads": the waits of six steps, with "loss" the last of which reads it.
+// args: "way|reads". Returns the waits of six steps, the last of which reads
+// the loss if `reads` is "loss".
 TESSERA_RANK_FUNCTION(Waits) {
   const std::vector<std::string> words = absl::StrSplit(args, '|');
   TESSERA_ASSIGN_OR_RETURN(DeviceRun run,
@@ -64,8 +65,8 @@ TEST(WaitsTest, NoThreadWaitsForTheDevice) {
   }
 }
 
-// States on the host: the program's threads wait for no stream, and the thread
-// that updates them there waits for the gradients.
+// With states on the host the program's threads wait for no stream, and the
+// thread that updates states there waits for the gradients.
 TEST(WaitsTest, NorWithStatesOnTheHost) {
   for (int world_size : {1, 2}) {
     for (const int stage : {1, 2, 3}) {
@@ -82,7 +83,7 @@ TEST(WaitsTest, NorWithStatesOnTheHost) {
   }
 }
 
-// The same of a device that comes to its work later.
+// Returns the waits on a device that comes to its work later.
 TESSERA_RANK_FUNCTION(Waiters) {
   TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
   testdevice::ResetHostWaits();
@@ -104,7 +105,7 @@ TEST(WaitsTest, OnlyTheUpdateOfStatesOnTheHostWaits) {
   }
 }
 
-// A root that has no kernel.
+// This norm has a root without a kernel.
 TEST(WaitsTest, ANormThatTheHostFindsWaitsOnceAStep) {
   EXPECT_THAT(RankPool::Get(2)->Run("Waits", TextOf(Way{"1", 3, 0.5, 3}) + "|"),
               Each(IsOkAndHolds("6 blocking aten::copy_ to the host;")));
@@ -116,7 +117,7 @@ TEST(WaitsTest, ReadingALossWaitsForIt) {
       Each(IsOkAndHolds("1 item;")));
 }
 
-// Of a device that comes to its work later: what asking waits for.
+// Returns what asking waits for on a device that comes to its work later.
 TESSERA_RANK_FUNCTION(Asks) {
   TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
   TESSERA_RETURN_IF_ERROR(run.TrainStep());

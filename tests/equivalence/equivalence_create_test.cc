@@ -1,5 +1,5 @@
-// What Engine::Create makes of values that differ between ranks: an error that
-// names them, or rank 0's.
+// Tests what Engine::Create does with values that differ between ranks: it
+// returns an error that names them, or takes rank 0's.
 #include <torch/torch.h>
 
 #include <string>
@@ -92,7 +92,7 @@ TESSERA_RANK_FUNCTION(Different) {
   }
   auto engine =
       MakeEngine(model, SpecOf(args.substr(0, 1)), world.communicator());
-  // What was refused is left as it was.
+  // A refused module is left as it was.
   for (const at::Tensor& p : model->parameters()) {
     if (p.data_ptr() == nullptr) return absl::InternalError("taken over");
   }

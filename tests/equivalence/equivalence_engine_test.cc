@@ -1,5 +1,5 @@
-// What the engine's calls do and refuse, on two ranks, at every stage. Where
-// something is trained, the oracle does the same in plain libtorch.
+// Tests what the engine's calls do and refuse, on two ranks, at every stage.
+// Where a test trains, the oracle does the same in plain libtorch.
 #include <torch/torch.h>
 
 #include <memory>
@@ -329,7 +329,8 @@ TESSERA_RANK_FUNCTION(CloseAndTrainOn) {
                            Trainee::Make(SpecOf(args), world.communicator()));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
   TESSERA_RETURN_IF_ERROR(t.engine->Close());
-  // As in plain libtorch: pointers, gradients, saving, a change of dtype.
+  // After Close all works as in plain libtorch: pointers, gradients, saving, a
+  // change of dtype.
   const at::Tensor parameter = t.parameter(kSomeParameter);
   if (parameter.data_ptr() == nullptr) return absl::InternalError("no data");
   t.model->Loss(t.rank, 1).backward();

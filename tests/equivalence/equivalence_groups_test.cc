@@ -30,8 +30,8 @@ constexpr double kClipping = 0.5;
 
 bool OverSharedMemory() { return DefaultBackend() == "shm"; }
 
-// "alone": one working copy for a group, where ranks share memory, else shards
-// that are served; hpZ needs gathers, and has none with the former.
+// "alone" means one working copy for a group, where ranks share memory, and
+// else served shards. hpZ needs gathers, which one working copy does not have.
 void SetGathers(size_t groups, size_t reshard, TrainingSpec* spec) {
   const bool hpz = groups == 2;
   spec->shared = spec->served = "off";
@@ -68,7 +68,7 @@ TrainingSpec SpecOf(const Choice& choice) {
   return spec;
 }
 
-// By stage, so that a failure says where.
+// The parameter is the stage, so that a failure says where.
 class GroupsTest : public ::testing::TestWithParam<int> {
  protected:
   GroupsTest() { spec_.stage = GetParam(); }

@@ -1,5 +1,6 @@
-// The equivalence matrix: whatever the way, the bits are the oracle's: losses
-// at each step on each rank, gradients, norms, scales, parameters, generators.
+// Tests the equivalence matrix: the bits of every way are the oracle's, for
+// losses at each step on each rank, gradients, norms, scales, parameters and
+// generators.
 //
 //   W {1, 2, 3, 4} x stage {0, 1, 2, 3} x dtype {fp32, bf16, fp16}
 //   x accumulation {1, 3} x overlap {on, off} x clipping {off, on}
@@ -28,8 +29,8 @@ struct Cell {
 
 // Axes in the order of the header, and what their values change.
 const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
-// "alone": no rank waits for another in a gather. One working copy for all
-// ranks, where they share memory; else shards that are served.
+// "alone" means that no rank waits for another in a gather: there is one
+// working copy for all ranks where they share memory, and else served shards.
 const std::vector<std::string> kReshard = {"true", "false", "group", "alone"};
 const Choice kAxes = {4, 4, 3, 2, 2, 2, 4};
 
@@ -74,7 +75,8 @@ std::vector<Choice> Cells() {
   return all ? AllChoices(kAxes) : Pairwise(kAxes, 60);
 }
 
-// World size and stage: a test each, so that a failure says where.
+// The parameters are world size and stage: each has its own test, so that a
+// failure says where.
 class MatrixTest : public ::testing::TestWithParam<std::tuple<int, int>> {};
 
 TEST_P(MatrixTest, IsTheOracles) {
@@ -113,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(All, MoreTest, ::testing::Values(0, 1, 2, 3),
                            return absl::StrCat("Stage", info.param);
                          });
 
-// With a layer that is never used: skipped, not decayed.
+// The model has a layer that is never used: it is skipped and not decayed.
 TEST_P(MoreTest, TwentySteps) {
   spec_.model = "Mlp";
   spec_.steps = 20;
@@ -241,7 +243,7 @@ TEST_P(MoreTest, NormsOfClipping) {
   }
 }
 
-// On one rank only; the loss scale goes down and up again.
+// One rank overflows; the loss scale goes down and up again.
 TEST_P(MoreTest, StepsThatOverflow) {
   spec_.model = "Overflows";
   spec_.steps = 9;

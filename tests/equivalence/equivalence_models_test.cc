@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// Model, stage, world size.
+// The parameters are model, stage and world size.
 class ModelTest
     : public ::testing::TestWithParam<std::tuple<std::string, int, int>> {
  protected:
@@ -20,7 +20,7 @@ class ModelTest
     spec_.model = std::get<0>(GetParam());
     spec_.stage = std::get<1>(GetParam());
     spec_.gradients = true;
-    // Who is alone holds the only copy, unless freed memory is poisoned.
+    // A single rank holds the only copy, unless freed memory is poisoned.
     spec_.poison = world_size() > 1;
     spec_.max_live_parameters = 0;
   }
@@ -53,14 +53,14 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values(0, 1, 2), ::testing::Values(2)),
     ModelStageAndWorld);
 
-// Whose parameters have no gradient on some rank.
+// These models have parameters without a gradient on some rank.
 INSTANTIATE_TEST_SUITE_P(
     ThreeRanks, ModelTest,
     ::testing::Combine(::testing::Values("OneRank", "ChangingRank"),
                        ::testing::Values(0, 1, 2, 3), ::testing::Values(3)),
     ModelStageAndWorld);
 
-// What comes before the result must not matter.
+// Earlier work must not change the result.
 TEST(LiveParameters, GiveTheSameBitsWhateverTheirNumber) {
   for (int64_t max_live : {0, 1, 5000, 1000000}) {
     TrainingSpec spec;

@@ -55,7 +55,8 @@ const std::vector<Optimizer> kOptimizers = {
     {"Adafactor", "lr:1,eps:0.01,beta2_decay:-0.5,maximize:true",
      "beta2_decay:-1,eps:0.1"}};
 
-// Of Mlp: norms, a frozen layer, biases of the rest, and the others.
+// Returns groups for Mlp: norms, a frozen layer, biases of the rest, and all
+// others.
 std::string GroupsOf(const Optimizer& optimizer) {
   return absl::StrCat(
       ",param_groups{modules:'LayerNorm',params{lr:0.02,", optimizer.of_group,
@@ -124,8 +125,8 @@ INSTANTIATE_TEST_SUITE_P(All, OptimizersTest,
                                                info.param);
                          });
 
-// An element's random bits are of its place in the parameter: of parameters in
-// another order than that of their indices, at odd places of a storage, of
+// An element's random bits depend on its place in the parameter, for parameters
+// in another order than that of their indices, at odd places of a storage, of
 // several names, of complex numbers.
 TEST(OptimizersTest, RandomBitsAreOfPlacesInMemory) {
   for (const char* model : {"ConvNorm", "SharedStorage", "Tied", "Complex"}) {
@@ -144,8 +145,8 @@ TEST(OptimizersTest, RandomBitsAreOfPlacesInMemory) {
   }
 }
 
-// Rows and columns of parameters whose memory is in another order than that of
-// their indices, at odd places of a storage, of several names.
+// Rows and columns follow indices, for parameters whose memory is in another
+// order, at odd places of a storage, of several names.
 TEST(OptimizersTest, RowsAndColumnsAreOfIndices) {
   for (const char* model : {"ConvNorm", "SharedStorage", "Tied"}) {
     for (const int stage : {1, 3}) {
@@ -158,7 +159,7 @@ TEST(OptimizersTest, RowsAndColumnsAreOfIndices) {
   }
 }
 
-// Parameters of float64 and float32; states of the former stay float64.
+// Parameters are float64 and float32; states of the former stay float64.
 TEST(OptimizersTest, OfFloat64) {
   for (const Optimizer& optimizer : kOptimizers) {
     for (const bool groups : {false, true}) {

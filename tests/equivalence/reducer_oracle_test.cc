@@ -32,7 +32,7 @@ namespace {
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 
-// `path`: of a file to meet by, of this call alone.
+// `path` is a file for the ranks to meet by, for this call only.
 Group MakeGroup(const std::string& path, const World& world) {
   const int rank = world.rank(), size = world.world_size();
   auto store = c10::make_intrusive<c10d::FileStore>(path, size);
@@ -63,7 +63,7 @@ class SumThenDivide : public c10d::CppCommHookInterface<CommunicatorPtr> {
   }
 };
 
-// As DistributedDataParallel makes it, with small buckets.
+// Makes it as DistributedDataParallel does, with small buckets.
 std::unique_ptr<c10d::Reducer> MakeReducer(
     const std::vector<at::Tensor>& parameters, const Group& group) {
   constexpr int64_t kBucketBytes = 2000;
@@ -96,8 +96,8 @@ struct AdamW {
   int64_t steps = 0;
 };
 
-// `sum`: takes the sums in rank order, to be divided after; null: `group` does
-// all of it.
+// `sum` takes the sums in rank order, which are divided afterwards; if it is
+// null, `group` does all of it.
 Record TrainWithReducer(const TrainingSpec& spec, const Group& group,
                         const CommunicatorPtr& sum) {
   auto model = BuildModel(spec.model, group->getRank());

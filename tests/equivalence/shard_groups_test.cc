@@ -43,7 +43,7 @@ RankPoolOptions ImpatientRanks() {
   return options;
 }
 
-// On ranks of their own.
+// Runs on ranks of their own.
 std::vector<std::string> RunAndEnd(
     absl::string_view function, absl::string_view args,
     const RankPoolOptions& options = ImpatientRanks()) {
@@ -81,7 +81,7 @@ TESSERA_RANK_FUNCTION(Bytes) {
                       bytes.optimizer);
 }
 
-// As much as without replicas on as many ranks as a group has.
+// Each rank holds as much as without replicas on as many ranks as a group has.
 TEST_P(ShardGroupsTest, HoldWhatAGroupShards) {
   spec_.model = "Gpt";
   const std::vector<std::string> in_groups =
@@ -287,7 +287,7 @@ TESSERA_RANK_FUNCTION(TrainAndSave) {
   return "";
 }
 
-// From other values and another generator than those that were saved.
+// The engine starts with other values and another generator than were saved.
 TESSERA_RANK_FUNCTION(LoadAndTrain) {
   const std::vector<std::string> parts =
       absl::StrSplit(args, absl::MaxSplits(' ', 1));

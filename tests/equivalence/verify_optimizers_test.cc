@@ -1,4 +1,4 @@
-// The proof on the user's own model, with each optimizer and with groups of
+// Runs Verify on the user's own model, with each optimizer and with groups of
 // parameters.
 #include <torch/torch.h>
 

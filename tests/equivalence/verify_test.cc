@@ -1,5 +1,5 @@
-// The proof on the user's own model: right training passes, and a wrong bit is
-// found and named.
+// Runs Verify on the user's own model: right training passes, and a wrong bit
+// is found and named.
 #include "verify/verify.h"
 
 #include <ATen/Version.h>

@@ -46,7 +46,7 @@ TEST_P(ZooTest, EqualsTheOracle) {
   ExpectEqualsOracle(spec, 2);
 }
 
-// As a user would run it: one working copy for a host over shm.
+// The setting is a user's default: one working copy for a host over shm.
 TEST_P(ZooTest, EqualsTheOracleByDefault) {
   TrainingSpec spec;
   spec.model = GetParam();

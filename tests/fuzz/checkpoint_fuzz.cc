@@ -1,5 +1,5 @@
-// What a checkpoint's files say (checkpoint/format), with checksums that fit:
-// those guard against accidents, not against who writes them.
+// Fuzzes the contents of a checkpoint's files (checkpoint/format), with
+// matching checksums: those guard against accidents, not against attackers.
 #include <fcntl.h>
 
 #include <cstdint>
@@ -28,7 +28,7 @@ void Write(MemoryDisk* disk, const std::string& name, absl::string_view bytes) {
   disk->Close(fd);
 }
 
-// One file; three storages, of which one has two states.
+// The manifest has one file and three storages, one of them with two states.
 proto::CheckpointManifest Manifest() {
   proto::CheckpointManifest manifest;
   manifest.set_format_version(kCheckpointFormat);
@@ -88,7 +88,7 @@ void ReadManifestBytes(absl::string_view input) {
   MemoryDisk disk;
   disk.MakeFolder(AT_FDCWD, kFolder);
   Write(&disk, DataFileName(kId, 0), DataBytes(Index().SerializeAsString()));
-  // What has no frame gets one.
+  // An input without a frame gets one.
   constexpr absl::string_view kMagic = "tsr ckpt";
   std::string bytes(input);
   if (input.substr(0, kMagic.size()) != kMagic) {
@@ -99,7 +99,7 @@ void ReadManifestBytes(absl::string_view input) {
   ReadAll(&disk);
 }
 
-// That names a data file which ends with `index`.
+// Returns a manifest that names a data file which ends with `index`.
 proto::CheckpointManifest ManifestOver(absl::string_view index) {
   proto::CheckpointManifest manifest = Manifest();
   proto::CheckpointFile* const file = manifest.add_files();
@@ -119,8 +119,8 @@ bool ReadIndexBytes(absl::string_view input) {
   return ReadAll(&disk);
 }
 
-// An input that is a whole checkpoint: lengths of the manifest and of the
-// index, two bytes each, those, and the data file's other bytes.
+// Returns an input that is a whole checkpoint: lengths of the manifest and of
+// the index, two bytes each, both, and the data file's other bytes.
 std::string CheckpointInput(const proto::CheckpointManifest& manifest,
                             const proto::CheckpointIndex& index,
                             absl::string_view data) {
@@ -144,7 +144,7 @@ uint16_t TakeLength(absl::string_view* input) {
   return length;
 }
 
-// Block checksums of what the pieces are of, where they lie in `data`.
+// Sets the block checksums of the pieces that lie in `data`.
 void FitChecksums(const proto::CheckpointManifest& manifest,
                   absl::string_view data, proto::CheckpointIndex* index) {
   for (proto::CheckpointPiece& piece : *index->mutable_pieces()) {
@@ -169,7 +169,8 @@ void FitChecksums(const proto::CheckpointManifest& manifest,
   }
 }
 
-// What verifies can be read, any part of it, and has the bytes of the file.
+// Checks that what verifies can be read, any part of it, and has the bytes of
+// the file.
 void ReadParts(CheckpointReader* reader, int64_t file_bytes) {
   int64_t total = 0;
   for (int s = 0; s < reader->manifest().storages_size(); ++s) {
@@ -191,7 +192,7 @@ void ReadParts(CheckpointReader* reader, int64_t file_bytes) {
   }
 }
 
-// Sizes and checksums are made to fit, so that the rest is looked at.
+// Makes sizes and checksums match, so that the rest is checked.
 bool ReadCheckpointBytes(absl::string_view input) {
   const uint16_t head_bytes = TakeLength(&input);
   const uint16_t tail_bytes = TakeLength(&input);
@@ -220,7 +221,7 @@ bool ReadCheckpointBytes(absl::string_view input) {
   absl::StatusOr<CheckpointReader> reader =
       CheckpointReader::Open(kFolder, &disk);
   if (!reader.ok()) return false;
-  // Of what does not verify, one element.
+  // Where verification fails, this reads one element.
   char number[8];
   for (int s = 0; s < reader->manifest().storages_size(); ++s) {
     for (int i = 0; i < reader->manifest().storages(s).states_size(); ++i) {

@@ -54,7 +54,7 @@ void TakeMessage(absl::string_view input) {
   std::string bytes(kMessageBytes, 0);
   std::vector<int> taken(kDescriptors, -1);
   const absl::Status status = shm::ReceiveDescriptors(fds[0], &bytes, &taken);
-  // A stream: of a longer message the rest would be the next one.
+  // The socket is a stream: the rest of a longer message would be the next one.
   const bool good = input.size() > kMessageBytes && count == kDescriptors;
   TESSERA_CHECK_EQ(status.ok(), good) << status.message();
   if (!good) return;

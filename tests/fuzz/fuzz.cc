@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// What parsers get wrong: the ends of ranges, and what overflows when a
+// Parsers often fail at these: the ends of ranges, and what overflows when a
 // header's length is added or a count multiplied.
 constexpr int64_t kNumbers[] = {0,
                                 1,
@@ -53,7 +53,7 @@ std::string FuzzInputs::RandomBytes(size_t most) {
 }
 
 void FuzzInputs::ChangeNumber(std::string* input) {
-  // Unsigned: the largest may overflow.
+  // The type is unsigned, since the largest number may overflow.
   const uint64_t number =
       static_cast<uint64_t>(kNumbers[Below(std::size(kNumbers))]) +
       (Below(4) == 0 ? uint64_t{input->size()} - 8 : 0);

@@ -1,4 +1,4 @@
-// What libFuzzer runs: the target that the BUILD file names.
+// libFuzzer runs this: the target that the BUILD file names.
 #include <cstddef>
 #include <cstdint>
 

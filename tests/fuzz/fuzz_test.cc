@@ -1,6 +1,6 @@
-// Every parser of what comes from other processes, with thousands of inputs:
-// its corpus, each prefix of it, and what is made of it; and what libFuzzer has
-// found (corpus/TARGET/). None may end the process, or leave anything behind.
+// Runs every parser of what comes from other processes on thousands of inputs:
+// its corpus, each prefix of it, mutations of it, and what libFuzzer has found
+// (corpus/TARGET/). None may end the process, or leave anything behind.
 #include "tests/fuzz/fuzz.h"
 
 #include <dirent.h>
@@ -52,7 +52,7 @@ void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 namespace tessera {
 namespace {
 
-// Of all the inputs of a target.
+// Bytes for all the inputs of a target.
 constexpr int64_t kMostBytes = 16 << 20;
 
 uint64_t Seed() {
@@ -74,7 +74,7 @@ int64_t PeakBytes() {
   return usage.ru_maxrss * int64_t{1024};
 }
 
-// What runs now, for the signal handler.
+// The signal handler reads what runs now.
 const std::string* running = nullptr;
 
 // The input that ended the process, since nothing else says.

@@ -1,6 +1,6 @@
-// How ranks meet: the handshake as the one sees it that listens
-// (comm/connect/handshake.h), where others listen, the store's messages
-// (store_messages.h, store_table.h), and the frames of liveness.
+// Fuzzes how ranks meet: the listening side of a handshake
+// (comm/connect/handshake.h), the places where others listen, the store's
+// messages (store_messages.h, store_table.h), and the frames of liveness.
 #include <algorithm>
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
-// Shards over a connection (comm/serve/shard_streams.h): answers as the asking
-// end reads them, requests as the serving end does.
+// Fuzzes shards over a connection (comm/serve/shard_streams.h): answers as the
+// asking end reads them, requests as the serving end does.
 #include <cstring>
 #include <memory>
 #include <string>

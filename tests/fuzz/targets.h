@@ -1,4 +1,4 @@
-// The targets, one for each parser.
+// Declares the targets, one for each parser.
 #ifndef TESTS_FUZZ_TARGETS_H_
 #define TESTS_FUZZ_TARGETS_H_
 

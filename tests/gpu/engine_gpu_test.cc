@@ -1,4 +1,4 @@
-// Training on a GPU: the bits are those of the oracle on the same GPU
+// Tests training on a GPU: the bits are those of the oracle on the same GPU
 // (verify/oracle.h), which trains in the test's own process. Ranks are joined
 // by TESSERA_TEST_BACKEND; over gloo one GPU serves them all.
 //
@@ -30,7 +30,7 @@ namespace {
 constexpr int kSteps = 4;
 constexpr int kSavedAt = 2;
 
-// "<spec>\n<folder>"
+// `args` is "<spec>\n<folder>".
 TESSERA_RANK_FUNCTION(SaveAndResume) {
   const std::vector<std::string> lines = absl::StrSplit(args, '\n');
   TrainingSpec spec = TrainingSpec::FromText(lines.at(0));
@@ -43,7 +43,7 @@ TESSERA_RANK_FUNCTION(SaveAndResume) {
     TESSERA_RETURN_IF_ERROR(
         TrainSteps(*engine, *model, spec, world.rank(), 0, &record));
     TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(lines.at(1)));
-    // What comes after is not part of the checkpoint.
+    // Later steps are not part of the checkpoint.
     spec.steps = kSavedAt + 1;
     TESSERA_RETURN_IF_ERROR(
         TrainSteps(*engine, *model, spec, world.rank(), kSavedAt, &after));

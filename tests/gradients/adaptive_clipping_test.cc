@@ -1,5 +1,6 @@
-// Adaptive gradient clipping: the oracle's bits at every stage and number of
-// ranks, and plain libtorch's within a bound; what is refused.
+// Tests adaptive gradient clipping: it has the oracle's bits at every stage and
+// number of ranks, and plain libtorch's within a bound. Also tests what is
+// refused.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -66,7 +67,8 @@ TEST_P(AdaptiveClippingTest, Alone) {
   ExpectOracle();
 }
 
-// Between clipping by value and by the norm; of scaled and weighted gradients.
+// It comes between clipping by value and by the norm, also with scaled and
+// weighted gradients.
 TEST_P(AdaptiveClippingTest, WithWhatElseChangesGradients) {
   spec_.clipping_value = 0.01;
   ExpectOracle();
@@ -183,7 +185,7 @@ TEST(AdaptiveClippingUnitsTest, LieOtherwiseInMemory) {
 
 // ---- the formula
 
-// As timm writes it down, by libtorch, in float64.
+// Computes timm's formula with libtorch in float64.
 at::Tensor ByLibtorch(const at::Tensor& gradient, const at::Tensor& weights,
                       double clipping, double eps) {
   const auto norm = [](const at::Tensor& t) {

@@ -29,7 +29,8 @@ using ::testing::HasSubstr;
 
 // Clips most elements of these models, and some of their gradients.
 constexpr double kValue = 0.01;
-// Of an Mlp: biases are clipped always, norms never, and the rest together.
+// The groups of an Mlp: biases are always clipped, norms never, and the rest is
+// clipped together.
 constexpr char kGroups[] =
     "type:'AdamW',params{lr:0.01,weight_decay:0.1},"
     "param_groups{name:'biases',parameters:'*.bias',gradient_clipping:0.01},"
@@ -72,7 +73,7 @@ TEST_P(ClippingTest, ValuesAlone) {
   ExpectOracle();
 }
 
-// In 16 bits, and with a scale, by which the gradients are divided at last.
+// Gradients have 16 bits, and a scale, by which they are divided last.
 TEST_P(ClippingTest, ValuesOfScaledGradients) {
   spec_.clipping_value = kValue;
   for (const char* dtype : {"bf16", "fp16"}) {
@@ -81,7 +82,8 @@ TEST_P(ClippingTest, ValuesOfScaledGradients) {
   }
 }
 
-// What is infinite makes a step be skipped, and is not clipped away before.
+// An infinite gradient makes the step be skipped, and is not clipped away
+// before.
 TEST_P(ClippingTest, OverflowsAreNotClippedAway) {
   spec_.clipping_value = kValue;
   spec_.model = "Overflows";

@@ -296,7 +296,7 @@ void SetHook(const at::Tensor& tensor, std::vector<std::string>* kept) {
       tensor, std::make_unique<KeepingHook>(kept));
 }
 
-// What hooks of both kinds see of a parameter, and what a plain model's see.
+// Compares what hooks of both kinds see of a parameter with a plain model's.
 TESSERA_RANK_FUNCTION(HooksBeforeCreate) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   const int r = world.rank();

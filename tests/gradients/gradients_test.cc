@@ -87,7 +87,8 @@ TEST_P(GradientsTest, NoSyncIsLocalAccumulation) {
   }
 }
 
-// As one micro-batch: nothing is divided by their number.
+// Backwards without synchronization count as one micro-batch: nothing is
+// divided by their number.
 TEST_P(GradientsTest, NoSyncWithinOneMicroBatchAddsUp) {
   TrainingSpec of_oracle = spec_;
   of_oracle.accumulation_mode = "local";
@@ -111,7 +112,7 @@ TESSERA_RANK_FUNCTION(StepWithinNoSync) {
     absl::StrAppend(&errors, t.engine->Step().ToString());
   }
   absl::StrAppend(&errors, "; ", t.engine->Step().ToString());
-  // What there is, is not lost.
+  // Existing gradients are not lost.
   TESSERA_RETURN_IF_ERROR(t.TrainStep(1));
   TESSERA_ASSIGN_OR_RETURN(std::string parameters, t.Finish());
   return absl::StrCat(errors, "\n", parameters);
@@ -187,15 +188,14 @@ TEST(GradientsStage3Test, AnErrorWithinNoSyncEndsBothInTime) {
 
 // ---- ranks with unequal data
 
-// How many micro-batches a rank has, and how many samples in each.
+// A rank has so many micro-batches, and so many samples in each.
 int64_t BatchesOf(int rank) { return rank == 0 ? 6 : rank == 1 ? 2 : 0; }
 double SamplesOf(int rank, int64_t micro_batch) {
   if (micro_batch >= BatchesOf(rank)) return 0;
   return static_cast<double>(3 + 4 * rank + micro_batch % 3);
 }
 
-// Where a rank has no data it takes part with what there is: values that would
-// harm.
+// A rank without data takes part with what there is: values that would harm.
 TESSERA_RANK_FUNCTION(TrainOnUnequalData) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t,
@@ -246,7 +246,8 @@ TEST_P(GradientsTest, UnequalDataGivesTheMeanOverAllSamples) {
   }
 }
 
-// On rank 1 alone, and then in one micro-batch of two.
+// First only rank 1 passes a weight, and then only one micro-batch of two has
+// one.
 TESSERA_RANK_FUNCTION(SomeWeights) {
   TESSERA_ASSIGN_OR_RETURN(
       Trainee t,

@@ -1,7 +1,7 @@
-// Which gradients are not finite: said on request before a step, by the report
-// of a step that was skipped, and by the error where no scale is left or too
-// many steps in a row were skipped; the same on all ranks, at every stage. And
-// what is said once of losses.
+// Reports which gradients are not finite: on request before a step, in the
+// report of a skipped step, and in the error where no scale is left or too many
+// steps in a row were skipped; the same on all ranks, at every stage. And tests
+// what is logged once about losses.
 #include "optim/gradients/non_finite.h"
 
 #include <torch/torch.h>
@@ -72,8 +72,8 @@ absl::StatusOr<Trainee> Make(absl::string_view args, const World& world,
                        world.communicator());
 }
 
-// Of gradients that are NaN each element counts once, wherever shards are cut;
-// some are of two ranks, if there are two.
+// Checks that each element of NaN gradients counts once, wherever shards are
+// cut; some are on two ranks, if there are two.
 absl::Status CheckAllAreCounted(Trainee* t) {
   const auto parameters = t->model->named_parameters();
   size_t with_gradient = 0;
@@ -100,7 +100,7 @@ absl::Status CheckAllAreCounted(Trainee* t) {
   return absl::InternalError("no parameter is of all ranks");
 }
 
-// All but the last element of one gradient, and of another some.
+// In one gradient all elements except the last are not finite, in another some.
 TESSERA_RANK_FUNCTION(AskedFor) {
   TESSERA_ASSIGN_OR_RETURN(Trainee t, Make(args, world, false, "Mlp"));
   const auto none = t.engine->NonFiniteGradients();
@@ -170,7 +170,7 @@ TEST_P(NonFiniteTest, IsInTheReportOfASkippedStep) {
       Each(AllOf(HasSubstr("out.bias 0 1 @"), HasSubstr("OUT_OF_RANGE"))));
 }
 
-// Without the key: the error alone.
+// Without the key the error alone names the gradients.
 TESSERA_RANK_FUNCTION(LeastScaleNames) {
   TESSERA_ASSIGN_OR_RETURN(Trainee t, Make(args, world, false));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));

@@ -38,7 +38,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 // ---- every pair of what scales
 
-// As axes, in this order.
+// Axes in this order.
 enum Weight { kNoWeights, kEqual, kOdd, kUnequal, kNoData, kWeights };
 enum Source { kOneLoss, kTwoLosses, kOutside, kTwoAndOutside, kSources };
 enum Way { kOnce, kEach, kLocal, kNoSync, kByHand, kWays };
@@ -62,7 +62,7 @@ constexpr int kSteps = 2;
 struct Case {
   int stage, weight, source, way, reduction, predivision, precision, clipping;
 
-  // In the order above.
+  // The choices are in the order above.
   Case(int stage, const Choice& c)
       : stage(stage),
         weight(static_cast<int>(c[0])),
@@ -103,7 +103,7 @@ struct Case {
         return std::nullopt;
     }
   }
-  // Gradient of element `e`: small even numbers.
+  // Returns the gradient of element `e`, a small even number.
   static double OfLoss(int rank, int i, int loss, int64_t e) {
     return 2 * static_cast<double>((3 * rank + 2 * i + loss + e) % 5 - 2);
   }
@@ -132,7 +132,7 @@ struct Case {
     spec.more = "sharding{report_grad_norm:true}";
     return ConfigOf(spec);
   }
-  // What rounds, besides float32.
+  // Returns the unit roundoff of what rounds besides float32.
   double epsilon() const {
     return precision == kFp32 ? 0x1p-24 : precision == kBf16 ? 0x1p-8 : 0x1p-11;
   }
@@ -149,7 +149,7 @@ class Places : public TestModel {
     }
   }
   at::Tensor Loss(int, int64_t) override { return {}; }
-  // Of which the gradient of element e is `gradient(e)`.
+  // Returns a loss whose gradient for element e is `gradient(e)`.
   at::Tensor LossOf(const std::function<double(int64_t)>& gradient) {
     at::Tensor loss = torch::zeros({});
     int64_t e = 0;
@@ -165,7 +165,7 @@ class Places : public TestModel {
   std::vector<at::Tensor> w;
 };
 
-// What a step makes of all that ranks give, in the words of the guide.
+// The expected result of a step, by the rules of the guide.
 struct Expected {
   std::vector<double> gradient;
   std::vector<double> terms;  // absolute values of what is added up there
@@ -254,8 +254,8 @@ absl::Status Compare(absl::string_view what, const std::vector<double>& got,
   return absl::OkStatus();
 }
 
-// One micro-batch: its losses, a Backward each; what is outside comes with the
-// first.
+// Runs one micro-batch: its losses, a Backward each; outside gradients come
+// with the first.
 absl::Status Backwards(const Case& c, Places& model, Engine& engine, int rank,
                        int world, int i) {
   BackwardOptions options;
@@ -389,9 +389,9 @@ TEST_P(ScalingTest, EveryPairIsPlainArithmetic) {
 
 // ---- weights only weigh
 
-// Trains a model without weights and another with `weight` everywhere, or from
-// the second step on. args: "<weight>|<spec>[|late]". "equal", or how far the
-// masters are apart, of what the first moved at most.
+// args: "<weight>|<spec>[|late]". Trains a model without weights and another
+// with `weight` everywhere, or from the second step on. Returns "equal", or how
+// far the masters are apart, relative to the largest move of the first.
 TESSERA_RANK_FUNCTION(TrainWithAndWithout) {
   const std::vector<std::string> words = absl::StrSplit(args, '|');
   double weight = 0;
@@ -474,7 +474,8 @@ TEST_P(ScalingTest, EqualWeightsOfAnySizeTrainAsNoneDo) {
     for (const char* way : {"each", "local"}) {
       for (const int world_size : {1, 2}) {
         for (const char* weight : {"4096", "1e6", "1e-3", "3001"}) {
-          // One by one for the first way, all at once for the second.
+          // The first way reduces micro-batches one by one, the second all at
+          // once.
           spec.accumulation_mode = way;
           spec.accumulation = absl::string_view(way) == "each" ? 1 : 2;
           SCOPED_TRACE(
@@ -565,8 +566,7 @@ TESSERA_RANK_FUNCTION(LossesThatDiffer) {
   TESSERA_RETURN_IF_ERROR(backward(2, 5, false));
   TESSERA_RETURN_IF_ERROR(t.engine->Step());
   {
-    // What it leaves on the ranks is dropped by what fails after it, and its
-    // samples with it.
+    // A later failure drops what this leaves on the ranks, and its samples.
     Engine::NoSyncScope no_sync(t.engine.get());
     TESSERA_RETURN_IF_ERROR(backward(100, 7, true));
   }

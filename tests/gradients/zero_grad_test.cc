@@ -178,7 +178,7 @@ TEST_P(ZeroGradTest, InTheMiddleOfAnAccumulationIsAnError) {
 
 // ---- several losses
 
-// libtorch's habit: a Step for several Backwards.
+// Several Backwards before one Step are usual with libtorch.
 TESSERA_RANK_FUNCTION(StepForTwoBackwards) {
   TESSERA_ASSIGN_OR_RETURN(Trainee t, MakeTrainee(world, args));
   TESSERA_RETURN_IF_ERROR(t.Backward(0));
@@ -211,7 +211,7 @@ TESSERA_RANK_FUNCTION(TwoBackwardsThroughOneGraph) {
 }
 
 TEST_P(ZeroGradTest, AGraphThatIsRetainedTakesAnotherBackward) {
-  // Twice the gradient: doubling is exact.
+  // The gradient is exactly twice that of one Backward.
   const Oracle::Loss twice = [](torch::nn::Module& module, int rank,
                                 int64_t micro_batch) {
     return OwnLoss()(module, rank, micro_batch) * 2;

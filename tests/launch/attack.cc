@@ -28,9 +28,9 @@ namespace tessera {
 namespace {
 
 constexpr char kAttack[] = "TESSERA_ATTACK";
-// Connections that are looked at again before they are closed.
+// Connections that are checked again before they are closed.
 constexpr size_t kOpen = 64;
-// Of 0.4 s each, before a door counts as closed.
+// Tries of 0.4 s each, before a socket counts as closed.
 constexpr int kTries = 5;
 
 // ---- in the attacking process ----
@@ -95,8 +95,8 @@ class Attacker {
     if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(1);
   }
 
-  // Half of them silent, half in the middle of a handshake. False if nobody
-  // takes connections.
+  // Holds connections: half of them silent, half in the middle of a handshake.
+  // Returns false if nobody takes connections.
   bool Hold(const AttackTarget& target) {
     int fd = -1;
     // Another attacker may have filled the queue at this door.
@@ -122,7 +122,8 @@ class Attacker {
       for (char& byte : bytes) byte = static_cast<char>(random_());
       return bytes;
     }
-    // As it was, with a few bits changed, cut off, or with more behind it.
+    // The message is sent unchanged, with a few bits changed, cut off, or
+    // longer.
     for (size_t i = random_() % 4; i > 0; --i) {
       bytes[random_() % bytes.size()] ^= static_cast<char>(1 << random_() % 8);
     }

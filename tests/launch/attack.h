@@ -1,5 +1,5 @@
-// Strangers that attack the listening sockets of a job: random streams,
-// mutations of a conversation that a rank has had, connections that are held in
+// Attacks the listening sockets of a job as strangers may: with random streams,
+// mutations of a rank's recorded conversation, and connections that are held in
 // silence or in the middle of a handshake.
 #ifndef TESTS_LAUNCH_ATTACK_H_
 #define TESTS_LAUNCH_ATTACK_H_
@@ -19,39 +19,41 @@ struct AttackTarget {
   std::string address, port;  // numeric
 };
 
-// Where `pid` listens for TCP, on all interfaces at `address`.
+// Returns the TCP sockets on which `pid` listens, those for all interfaces at
+// `address`.
 std::vector<AttackTarget> ListeningAt(pid_t pid, const std::string& address);
 int64_t ResidentBytes(pid_t pid);
 
 struct AttackOptions {
   std::vector<AttackTarget> targets;
-  int streams = 10200;  // to each target; a few do not get through
-  int held = 1100;      // connections to each target, as long as it lasts
-  uid_t user = 0;       // whose process attacks
-  // What a rank has sent and got in a handshake; "": not known.
+  int streams = 10200;  // to each target; a few may not get through
+  int held = 1100;      // connections to each target, held throughout
+  uid_t user = 0;       // the user of the attacking process
+  // What a rank has sent and received in a handshake; "": not known.
   std::string sent, got;
   uint32_t seed = 1;
 };
 
 struct AttackReport {
   int64_t streams = -1;      // that were connected and sent
-  int64_t closed_doors = 0;  // targets that take no connections
-  // That a stranger got over one connection.
+  int64_t closed_doors = 0;  // targets that accept no connections
+  // The most bytes that a stranger received over one connection.
   int64_t most_bytes = -1;
   std::string error;
 };
 
-// A child that attacks; ends with this object.
+// A child that attacks; it ends with this object.
 class Attack {
  public:
-  // `env`: see TwoHosts::Place.
+  // `env` is that of TwoHosts::Place.
   Attack(const AttackOptions& options, Env env = {});
-  // All is held, and streams are on their way.
+  // Waits until all connections are held, and streams are being sent.
   bool WaitUntilUnderWay();
-  // After all streams; connections are still held.
+  // Waits until all streams are sent; connections are still held.
   AttackReport WaitUntilSent();
 
-  // At the begin of main: ends the process if it is one of ours.
+  // Call it at the beginning of main: serves and ends the process if it is one
+  // of ours.
   static void ServeIfAttacker();
 
  private:

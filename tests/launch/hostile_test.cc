@@ -1,5 +1,5 @@
-// A job that strangers attack while it trains, and while it starts: its losses
-// are those of an undisturbed run, nobody is let in, it does not grow.
+// Strangers attack a job while it trains, and while it starts: its losses are
+// those of an undisturbed run, nobody is let in, and it does not grow.
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -97,7 +97,8 @@ absl::Status RankProgram(int argc, char** argv) {
 }
 
 int RankMain(int argc, char** argv) {
-  // Before libtorch starts threads, which the mount namespace forbids.
+  // It must run before libtorch starts threads, which the mount namespace
+  // forbids.
   if (!TwoHosts::EnterIfTold()) return 1;
   const absl::Status status =
       CatchTorch("rank", [&] { return RankProgram(argc, argv); });
@@ -176,7 +177,7 @@ const std::vector<std::string>& Undisturbed() {
   return losses;
 }
 
-// What both ends of a handshake of rank 1 with the store of the job say.
+// Returns what both ends of a handshake of rank 1 with the job's store send.
 AttackOptions Overheard() {
   const std::string key = KeyOfSecret(kSecret, kStorePurpose, "tessera");
   AttackOptions result;

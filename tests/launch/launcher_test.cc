@@ -32,7 +32,7 @@ constexpr char kProgram[] = "TESSERA_LAUNCHER_TEST_PROGRAM";
 
 // ---- the program ----
 
-// One write: lines of ranks do not mix.
+// The line is one write, so lines of ranks do not mix.
 void Print(const std::string& line) {
   if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(99);
 }
@@ -100,7 +100,7 @@ int RunProgram(const std::string& program, int argc, char** argv) {
 
 Env Named(const std::string& program) { return {{kProgram, program}}; }
 
-// By rank, from the first words of each.
+// Returns the process ids by rank, from the first words of each.
 std::vector<pid_t> RankPids(const Process& launcher) {
   std::vector<pid_t> pids(3, 0);
   for (absl::string_view line : absl::StrSplit(launcher.out(), '\n')) {
@@ -129,7 +129,8 @@ bool WaitForZombie(pid_t pid) {
   return false;
 }
 
-// As nohup and a script's background jobs have signals; children inherit it.
+// Ignores signals as nohup and a script's background jobs do; children inherit
+// it.
 class Ignoring {
  public:
   explicit Ignoring(std::initializer_list<int> signals) {
@@ -160,7 +161,7 @@ TEST(LauncherTest, IgnoredSignalsStayIgnored) {
   EXPECT_EQ(launcher.Finish(absl::Seconds(20)).code, 128 + SIGTERM);
 }
 
-// Twice: whoever gets it is not ended for it.
+// The signal is sent twice, so it has ended no process the first time.
 TEST(LauncherTest, SIGUSR1IsPassedOnAndEndsNobody) {
   Process launcher({}, Named("notice"));
   for (int seen : {3, 6}) {

@@ -51,8 +51,8 @@ void Print(const std::string& line) {  // one write: lines do not mix
 
 // ---- the program of a rank ----
 
-// "rank 1 of 4: 0x1.8p+0 ... weight <bits>": the losses of five steps and a
-// hash of a parameter after them.
+// Returns "rank 1 of 4: 0x1.8p+0 ... weight <bits>": the losses of five steps
+// and a hash of a parameter after them.
 absl::StatusOr<std::string> Train(const World& world) {
   at::manual_seed(0);
   torch::nn::Sequential model(torch::nn::Linear(16, 32), torch::nn::ReLU(),
@@ -107,7 +107,7 @@ int64_t BytesSent() {
 
 constexpr int64_t kReducedBytes = 8 << 20;
 
-// "rank 1 of 4: <bytes that its host sent in an all-reduce>".
+// Returns "rank 1 of 4: <bytes that its host sent in an all-reduce>".
 absl::StatusOr<std::string> Reduce(const World& world) {
   Communicator& comm = *world.communicator();
   at::Tensor t = torch::ones({kReducedBytes / 4});
@@ -133,7 +133,8 @@ absl::Status RankProgram(int argc, char** argv) {
 }
 
 int RankMain(int argc, char** argv) {
-  // Before libtorch starts threads, which the mount namespace forbids.
+  // It must run before libtorch starts threads, which the mount namespace
+  // forbids.
   if (!TwoHosts::EnterIfTold()) return 1;
   const absl::Status status =
       CatchTorch("rank", [&] { return RankProgram(argc, argv); });
@@ -191,7 +192,8 @@ class MultihostTest : public testing::Test {
     return lines;
   }
 
-  // As `torchrun --nnodes=2 --nproc-per-node=2` without its agent's store.
+  // Returns what `torchrun --nnodes=2 --nproc-per-node=2` sets, without its
+  // agent's store.
   Env Torchrun(int rank, const std::string& master) const {
     Env env = {{"RANK", absl::StrCat(rank)},
                {"WORLD_SIZE", "4"},
@@ -301,7 +303,7 @@ TEST_F(MultihostTest, Rank0IsNotOnItsHost) {
                          "rank 0 there\n"));
 }
 
-// At rank 1, or at both; Gloo's words are not enough.
+// Rank 1 or both have it; the error says more than Gloo's own.
 TEST_F(MultihostTest, AnInterfaceThatGlooCannotListenAt) {
   MakeHosts("beta");
   if (IsSkipped() || HasFatalFailure()) return;
@@ -361,9 +363,9 @@ TEST_F(MultihostTest, AKilledRankEndsThoseOfBothHosts) {
   EXPECT_LT(absl::Now() - killed, absl::Seconds(2));
 }
 
-// In tensors: what each host sends of an all-reduce. That of a tensor whose
-// ranks take a quarter each is at most a reduce-scatter's 1 and an all-gather's
-// 1/2; gloo's two ranks send 1/2 each in both.
+// The unit is tensors: what each host sends of an all-reduce. Where ranks take
+// a quarter of the tensor each, that is at most a reduce-scatter's 1 and an
+// all-gather's 1/2; gloo's two ranks send 1/2 each in both.
 TEST_F(MultihostTest, WhatLeavesAHost) {
   MakeHosts("beta");
   if (IsSkipped() || HasFatalFailure()) return;

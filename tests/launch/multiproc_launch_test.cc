@@ -38,9 +38,9 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr char kProgram[] = "TESSERA_LAUNCH_TEST_PROGRAM";
-// What becomes of descriptors 0 to 2 before the program is executed: a letter
-// for each, (c)losed, (r)ead only, (w)rite only, (p)ipe that nobody reads, or
-// (-) as it is.
+// The variable says what happens to descriptors 0 to 2 before the program is
+// executed, a letter for each: (c)losed, (r)ead only, (w)rite only, (p)ipe that
+// nobody reads, or (-) unchanged.
 constexpr char kStandard[] = "TESSERA_LAUNCH_TEST_STANDARD";
 
 // ---- the program ----
@@ -132,7 +132,7 @@ void Restart(const std::string& how, char** argv) {
 
 int RunProgram(const std::string& program, int argc, char** argv) {
   if (const char* const how = getenv(kStandard)) Restart(how, argv);
-  // Only in a rank.
+  // RANK is set only in a rank, not in the launcher.
   const char* const rank = getenv("RANK");
   if (program == "die1" && rank != nullptr && rank[0] == '1') _exit(3);
   if (program == "help1" && rank != nullptr && rank[0] == '1') _exit(0);
@@ -293,7 +293,7 @@ TEST(WorldFlagTest, ARankIsSeenToEndThoughItsChildLives) {
   }
 }
 
-// As daemons, ssh and cron leave them.
+// Daemons, ssh and cron leave them in these states.
 TEST(WorldFlagTest, StandardDescriptorsMayBeClosedOrOfAnotherKind) {
   for (const char* how : {"ccc", "-c-", "--c", "wrr", "-pp"}) {
     const Finished run = RunOne("standard", {"--world=2", "--prefix_output=on"},

@@ -180,7 +180,7 @@ TEST(LauncherTest, NamesTheHostThatIsNotKnown) {
 }
 
 TEST(LauncherTest, ThreadsFollowTheProcessorsOfARank) {
-  // As mpirun binds it: one processor, for a world of one.
+  // mpirun binds it to one processor, for a world of one.
   const std::vector<int> cpus = ParseCpuList(AllowedCpus());
   if (cpus.size() < 2) GTEST_SKIP() << "one processor only";
   cpu_set_t before, one;

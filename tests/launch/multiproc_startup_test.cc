@@ -109,7 +109,7 @@ absl::Status MeetOfAnotherBuild(const std::string& how, int port) {
   std::string text;
   if (how == "protocol") info.build = "protocol 0, libtorch 2.10.0";
   if (how == "file") info.build_id = "0123456789ab";
-  if (how == "age") {  // what was told before there were stamps
+  if (how == "age") {  // the record's form before there were stamps
     text =
         absl::StrCat(info.host, "\n", info.network, "\n\n", info.cpus, "\n\n");
   } else {
@@ -121,7 +121,7 @@ absl::Status MeetOfAnotherBuild(const std::string& how, int port) {
       .status();
 }
 
-// Is killed after it has come, before it has told of itself.
+// Is killed after it has come, before it has announced itself.
 absl::Status DieWhileRegistering(int port) {
   TESSERA_ASSIGN_OR_RETURN(
       const RendezvousPlace place,
@@ -181,7 +181,7 @@ TEST(StartupTest, TheStoresHostStopsWhileRanksMeet) {
                 "DEADLINE_EXCEEDED: rendezvous ", Tcp(port),
                 ": rank 0, which hosts the store, does not answer (it is "
                 "stopped, or cut off) within 2 s, while rank 1 of 2 ")),
-            // It has come, and may not yet have told of itself.
+            // It has come, and may not have announced itself yet.
             testing::ContainsRegex("(registers|waits for the other ranks)\n")));
 }
 

@@ -1,5 +1,6 @@
-// A job that is told to end saves where it is, and ends: this test program, run
-// again as one that trains for ever (see kProgram) with a CheckpointManager.
+// A job that is asked to end saves where it is, and ends: this test program
+// runs again as one that trains for ever (see kProgram) with a
+// CheckpointManager.
 #include <signal.h>
 #include <unistd.h>
 
@@ -33,7 +34,7 @@ constexpr char kProgram[] = "TESSERA_STOP_TEST_FOLDER";
 
 // ---- the program ----
 
-// One write: lines of ranks do not mix.
+// The line is one write, so lines of ranks do not mix.
 void Print(const std::string& line) {
   if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(99);
 }
@@ -93,8 +94,8 @@ std::vector<pid_t> RankPids(const Process& launcher) {
   return pids;
 }
 
-// `all`: of the whole group of processes, as a scheduler sends it, so that
-// ranks get it from the launcher, too.
+// With `all` the whole group of processes gets the signal, as a scheduler sends
+// it, so ranks get it from the launcher, too.
 void ExpectSavedAfter(int sig, bool all) {
   const TempFolder folder;
   const std::string dir = folder / "run";

@@ -127,7 +127,7 @@ bool StartupRun::WaitUntilEnded(int except, absl::Time deadline) {
     if (absl::Now() >= deadline) return false;
     Read(deadline);
   }
-  // What they said last.
+  // This reads the processes' last output.
   WaitUntil(absl::Now() + absl::Milliseconds(50));
   return true;
 }

@@ -1,5 +1,5 @@
-// One start-up of a few ranks in which something is done to one of them, for
-// startup_seeds_test.cc: when each of them ended, and what it said.
+// Runs one start-up of a few ranks in which one of them is disturbed, for
+// startup_seeds_test.cc; records when each ended, and what it printed.
 #ifndef TESTS_LAUNCH_STARTUP_RUN_H_
 #define TESTS_LAUNCH_STARTUP_RUN_H_
 
@@ -14,10 +14,11 @@
 
 namespace tessera {
 
-// Set in the environment of a program that is to be a rank, or their launcher.
+// Set in the environment of a program that becomes a rank, or the ranks'
+// launcher.
 inline constexpr char kRankVariable[] = "TESSERA_STARTUP_SEEDS_RANK";
 inline constexpr char kArgsVariable[] = "TESSERA_STARTUP_SEEDS_ARGS";
-// The lines by which it tells how far it is.
+// Lines by which a rank reports its progress.
 inline constexpr char kReadyLine[] = "startup-seeds: ready ";  // + process id
 inline constexpr char kStartedLine[] = "startup-seeds: started";
 
@@ -25,14 +26,15 @@ struct StartedRank {
   pid_t pid = 0;
   int pid_fd = -1;  // -1: not yet known, or ended
   std::string words;
-  absl::Time ready = absl::InfiniteFuture();  // it calls Init
-  absl::Time told = absl::InfiniteFuture();   // its last line came
+  absl::Time ready = absl::InfiniteFuture();  // when it calls Init
+  absl::Time told = absl::InfiniteFuture();   // when its last line came
   absl::Time ended = absl::InfiniteFuture();
 
   bool Says(const std::string& text) const {
     return words.find(text) != std::string::npos;
   }
-  // Its last line that is no log: work that was given up may go on logging.
+  // Returns its last line that is not a log line: abandoned work may go on
+  // logging.
   std::string LastLine() const;
 };
 
@@ -44,23 +46,25 @@ class StartupRun {
   StartupRun(const StartupRun&) = delete;
   StartupRun& operator=(const StartupRun&) = delete;
 
-  // All ranks, by --world.
+  // Launches all ranks, by --world.
   void Launch(const std::string& args);
-  // One rank, as somebody starts it by hand.
+  // Starts one rank, as by hand.
   void StartRank(int rank, const std::string& args,
                  std::vector<std::pair<std::string, std::string>> env = {});
 
-  // Until rank `r` has said `text`, or has ended; false at `deadline`.
+  // Waits until rank `r` has printed `text`, or has ended; returns false at
+  // `deadline`.
   bool WaitUntilSays(int r, const std::string& text, absl::Time deadline);
-  // Until all but rank `except` have ended; false at `deadline`.
+  // Waits until all except rank `except` have ended; returns false at
+  // `deadline`.
   bool WaitUntilEnded(int except, absl::Time deadline);
-  // Reads what comes until `deadline`.
+  // Reads output until `deadline`.
   void WaitUntil(absl::Time deadline);
 
   StartedRank& operator[](int r) { return ranks_[r]; }
 
  private:
-  // A pipe of a rank, or of all of them, with prefixes.
+  // The pipe of a rank, or of all of them, with prefixes.
   struct Stream {
     int fd = -1;
     int rank = -1;  // -1: of all

@@ -54,13 +54,14 @@ constexpr absl::Duration kLate = absl::Seconds(10);  // all is slower
 #else
 constexpr absl::Duration kLate = absl::Seconds(2);
 #endif
-// Of the program itself, before it calls Init.
+// The time that the program itself takes before it calls Init.
 constexpr absl::Duration kLoading = absl::Seconds(60);
 
 // ---- the program of a rank ----
 
 int RankMain(const std::string& rank, int argc, char** argv) {
-  // Before libtorch starts threads, which the mount namespace forbids.
+  // It must run before libtorch starts threads, which the mount namespace
+  // forbids.
   if (!TwoHosts::EnterIfTold()) return 1;
   std::vector<std::string> args(argv, argv + argc);
   if (rank != "launched") {
@@ -176,7 +177,7 @@ class StartupSeeds : public testing::Test {
     }
   }
 
-  // How long after its time the slowest of the others ended.
+  // Returns how long after its time the slowest of the others ended.
   absl::Duration Judge(const Plan& plan, StartupRun* run) {
     const int except = plan.harm == Harm::kCut ? -1 : plan.victim;
     absl::Time last = absl::Now();

@@ -1,11 +1,12 @@
-// Two ranks of a user who may have only so many threads (ulimit -u), for every
-// such number from "not even one more" on: each rank starts, serves shards and
-// ends well, or ends with an error; none is ended by a signal, and none hangs.
-// Needs root, to become a user who owns no process. This program run again with
-// kLimit set is a rank.
+// Runs two ranks of a user who may have only so many threads (ulimit -u), for
+// every such number from "not even one more" on: each rank starts, serves
+// shards and ends well, or ends with an error; none is ended by a signal, and
+// none hangs. It needs root, to become a user who owns no process. This
+// program, run again with kLimit set, is a rank.
 //
-// And two ranks under --world whose host, limits or variables are at fault: the
-// error names the cause, and what to do. With kCause set this program is those.
+// It also runs two ranks under --world whose host, limits or variables are at
+// fault: the error names the cause, and what to do. With kCause set this
+// program is these ranks.
 #include <fcntl.h>
 #include <grp.h>
 #include <net/if.h>
@@ -121,7 +122,7 @@ rlim_t AddressSpace() {
   return pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
 }
 
-// Of this process, and the ranks that it will start.
+// Limits this process, and the ranks that it will start.
 bool MakeCause(const std::string& name, int number) {
   if (name == "files") return SetLimit(RLIMIT_NOFILE, number);
   if (name == "address space") {
@@ -273,7 +274,8 @@ TEST(CauseTest, ErrorsNameWhatIsAtFaultAndWhatToDo) {
   }
 }
 
-// From "not one more" on until it does. Whoever fails says of what.
+// The limit goes from "not one more" up until it suffices. A rank that fails
+// says for lack of what.
 TEST(CauseTest, OfFilesThatMayBeOpen) {
   int limit = 10;
   for (; limit < 100; limit += 3) {

@@ -37,7 +37,8 @@ bool Enter(const std::string& holder) {
   return true;
 }
 
-// argv: name, path of its /etc/hosts. Says "here" and waits to be killed.
+// `argv` has the name and the path of its /etc/hosts. Says "here" and waits to
+// be killed.
 int HolderMain(int argc, char** argv) {
   if (argc != 3 || unshare(CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWNS) != 0) {
     return Fail("unshare");

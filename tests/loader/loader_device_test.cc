@@ -1,5 +1,5 @@
-// Batches on a device: they are there when they are used, without a wait of the
-// host's, and their memory stays as long as it is needed.
+// Tests batches on a device: they are there when they are used, without a wait
+// of the host's, and their memory stays as long as it is needed.
 #include <torch/torch.h>
 
 #include <memory>
@@ -142,8 +142,8 @@ TEST_P(LoaderDeviceTest, GoesElsewhereWithCopiesUnderWay) {
   ExpectBatches(loader.get(), 3, 0);
 }
 
-// What the device has no room for is an error in its place; the batch behind it
-// comes when there is room again.
+// A batch for which the device has no room is an error in its place; the batch
+// behind it comes when there is room again.
 TEST_P(LoaderDeviceTest, ADeviceThatIsFull) {
   for (const int workers : {0, 1}) {
     auto loader = Make(Options(workers));
@@ -161,7 +161,7 @@ TEST_P(LoaderDeviceTest, ADeviceThatIsFull) {
   }
 }
 
-// What Fetch has written to the context's memory is pinned, and is not copied.
+// Fetch's data in the context's memory are pinned and not copied.
 TEST_P(LoaderDeviceTest, MemoryOfTheContextIsPinned) {
   DataLoaderOptions options = Options(0);
   options.device = at::kCPU;

@@ -1,6 +1,6 @@
-// A training with a loader that is saved in the middle of an epoch, and goes on
-// with other numbers of ranks and workers: each sample comes exactly once, and
-// the losses are those of the run that did not stop, to the bit.
+// A training with a loader is saved in the middle of an epoch, and resumes with
+// other numbers of ranks and workers: each sample comes exactly once, and the
+// losses are those of the run that did not stop, to the bit.
 #include <torch/torch.h>
 
 #include <map>
@@ -39,7 +39,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kGlobalBatch = 12, kWidth = 8;
 
-// Of a rank function, as text.
+// The arguments of a rank function, as text.
 struct RunOptions {
   std::string dir;
   int64_t samples = 60;  // of the set: 5 steps
@@ -174,8 +174,8 @@ absl::Status Resume(const World& world, const RunOptions& run,
                                        "loader");
 }
 
-// A line for each step: "7 0x1.8p+3 1:5,1:9": its number, the loss, and this
-// rank's samples, by epoch, without padding.
+// Returns a line for each step, such as "7 0x1.8p+3 1:5,1:9": its number, the
+// loss, and this rank's samples, by epoch, without padding.
 TESSERA_RANK_FUNCTION(Train) {
   const RunOptions run = RunOptions::FromText(args);
   TESSERA_ASSIGN_OR_RETURN(Training training, MakeTraining(world, run));
@@ -201,7 +201,7 @@ TESSERA_RANK_FUNCTION(Train) {
   return absl::StrJoin(lines, "\n");
 }
 
-// What ranks did, all together.
+// Outcome is what all ranks did together.
 struct Outcome {
   std::vector<std::string> losses;                // of each step
   std::vector<std::vector<std::string>> samples;  // of each step
@@ -232,7 +232,7 @@ Outcome TrainOn(int world_size, const RunOptions& run) {
   return outcome;
 }
 
-// Of the first `before` steps of one run, and all of another.
+// Checks the first `before` steps of one run, and all of another.
 void ExpectExactlyOnce(const Outcome& first, size_t before, const Outcome& then,
                        int64_t samples, int64_t epochs) {
   std::multiset<std::string> seen;

@@ -28,7 +28,7 @@ constexpr int64_t kBudget = 100 * kMiB;
 constexpr int kLayers = 32;
 constexpr int64_t kRows = 2048, kColumns = 4096;  // 32 MiB
 
-// Cheap to make: each weight is one number except its first row.
+// The model is cheap to make: each weight is one number except its first row.
 struct Large : torch::nn::Module {
   Large() {
     for (int i = 0; i < kLayers; ++i) {
@@ -78,7 +78,7 @@ TESSERA_RANK_FUNCTION(ConstructLarge) {
   }
   if (!torch::equal(torch::rand({3}), next)) problems += "generator; ";
   const int64_t resident = built.anonymous_bytes - at_first.anonymous_bytes;
-  // What the allocator rounds up to, and libtorch's own.
+  // The slack is for the allocator's rounding and libtorch's own memory.
   if (resident > kShard + kBudget) {
     absl::StrAppend(&problems, "resident: ", resident, "; ");
   }

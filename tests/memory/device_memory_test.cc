@@ -1,7 +1,7 @@
-// The most that the allocator of a device has given out at any moment of a step
-// at stage 3, activations and what collectives need among it, against the
-// formula (docs/design.md, "Devices"): of R what is there between steps, G this
-// rank's share of the gradients, B the largest unit, b its largest parameter
+// Compares the most that a device's allocator has given out at any moment of a
+// step at stage 3, including activations and what collectives need, with the
+// formula (docs/design.md, "Devices"). R is what is there between steps, G this
+// rank's share of the gradients, B the largest unit, b its largest parameter.
 //
 //   forward    R + 2 B
 //   backward   R + G + 2 B + 2 B + b     whole units; flat gradients; the
@@ -34,7 +34,7 @@ namespace {
 
 constexpr int kBlocks = 5, kWorld = 2;
 constexpr int64_t kDim = 384;
-// Of parts of slices, activations, roundings up.
+// Room for parts of slices, activations and rounding.
 constexpr int64_t kSlack = 256 << 10;
 constexpr int64_t kSlicesBytes = 64 << 10;
 
@@ -65,8 +65,8 @@ class Allocated {
   }
 };
 
-// Of three steps: what is there before, at most in the forward, and at most in
-// the backward. (What is an update's is there already.)
+// Returns for three steps what is there before, the most in the forward, and
+// the most in the backward. (The update's memory is there already.)
 TESSERA_RANK_FUNCTION(PeaksOnDevice) {
   testdevice::Register({});
   RegisterTestDeviceKernels();

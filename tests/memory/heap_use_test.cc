@@ -1,5 +1,4 @@
-// What malloc does with blocks that are freed, in a training
-// (base/memory/heap.h).
+// Tests what malloc does with freed blocks in a training (base/memory/heap.h).
 #include <malloc.h>
 #include <torch/torch.h>
 
@@ -29,7 +28,7 @@ bool IsMapped() {
   return with > before;
 }
 
-// After Create, and after each of three steps.
+// Looks after Create, and after each of three steps.
 TESSERA_RANK_FUNCTION(AreBlocksMapped) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   // glibc keeps blocks as large as one that was freed.

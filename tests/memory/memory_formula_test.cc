@@ -1,7 +1,7 @@
-// The most memory that an engine holds at any moment of a step, by the counted
-// source, against formulas: of S a rank's share of all units, B the largest
-// unit. FSDP2 asserts S + 3B forward and 2S + 3B + R backward (parameters and
-// gradients; optimizer states beside them).
+// Compares the most memory that an engine holds at any moment of a step, by the
+// counted source, with formulas: S is a rank's share of all units, B the
+// largest unit. FSDP2 asserts S + 3B forward and 2S + 3B + R backward
+// (parameters and gradients; optimizer states beside them).
 #include <algorithm>
 #include <sstream>
 #include <string>
@@ -53,7 +53,8 @@ struct DeepModel : torch::nn::Module {
   torch::nn::Linear head{nullptr};
 };
 
-// Elements of a unit's flat buffer: parameters at multiples of 64, shards too.
+// Returns the elements of a unit's flat buffer, where parameters and shards lie
+// at multiples of 64.
 int64_t UnitNumel(const std::vector<int64_t>& parameters, int world_size) {
   const auto align = [](int64_t n) { return (n + 63) / 64 * 64; };
   int64_t end = 0;
@@ -108,7 +109,7 @@ TESSERA_RANK_FUNCTION(PeaksOfSteps) {
   return peaks;
 }
 
-// Stage, world size, overlap, dtype.
+// The parameters are stage, world size, overlap and dtype.
 class PeakTest
     : public ::testing::TestWithParam<std::tuple<int, int, bool, std::string>> {
  protected:

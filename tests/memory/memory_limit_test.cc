@@ -79,7 +79,7 @@ absl::Status Train(Engine* engine, Net& net, int rank) {
   return absl::OkStatus();
 }
 
-// Bytes that three steps need at the most besides what is held before.
+// Returns the bytes that three steps need at most besides what is held before.
 absl::StatusOr<int64_t> Need(at::Device device, int stage, const World& world) {
   MemoryLedger& ledger = LedgerOf(device);
   const int64_t before = ledger.total().current_bytes;
@@ -100,13 +100,14 @@ absl::Status CheckNoLimit(at::Device device) {
   return absl::InternalError("the limit stays");
 }
 
-// "device stage": with just what is needed it trains; nothing else is bound.
+// args: "device stage". With exactly what is needed it trains; nothing else is
+// limited.
 TESSERA_RANK_FUNCTION(EnoughIsEnough) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
   const at::Device device = DeviceOf(words[0]);
   const int stage = std::stoi(words[1]);
   TESSERA_ASSIGN_OR_RETURN(const int64_t need, Need(device, stage, world));
-  // What others hold is not in it.
+  // Memory that others hold does not count.
   auto on_host =
       AllocateCounted(device.is_cpu() ? 0 : 64 * kMiB, MemoryKind::kOther);
   TESSERA_RETURN_IF_ERROR(on_host.status());
@@ -129,8 +130,9 @@ TESSERA_RANK_FUNCTION(EnoughIsEnough) {
   return "fine";
 }
 
-// "device stage part who": what Create, or else training, returns to a rank
-// with that part, in per cent, of what is needed; who: "all" or "last".
+// args: "device stage part who". Returns what Create, or else training, returns
+// on a rank that may use `part` per cent of what is needed; who: "all" or
+// "last".
 TESSERA_RANK_FUNCTION(TooLittle) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
   const at::Device device = DeviceOf(words[0]);
@@ -157,7 +159,7 @@ TESSERA_RANK_FUNCTION(TooLittle) {
   return absl::StrCat(engine.ok() ? "step: " : "create: ", status.ToString());
 }
 
-// What the report of a step says of the device that trains.
+// Returns what a step's report says of the device that trains.
 TESSERA_RANK_FUNCTION(ReportOfAStep) {
   const at::Device device = DeviceOf("device");
   Net net;
@@ -188,7 +190,8 @@ TESSERA_RANK_FUNCTION(ReportOfAStep) {
       is("units", static_cast<int64_t>(report.activations.size()), 0));
 }
 
-// Of units that do not persist by default: what is whole at once decides.
+// A model of units that do not persist by default: what is whole at once
+// decides.
 constexpr int kDeep = 12;
 constexpr int64_t kWidth = 512;
 
@@ -231,8 +234,8 @@ proto::Config DefaultsOf(absl::string_view stage, int64_t limit) {
   return config;
 }
 
-// "device stage": with default keys and a limit below what all units whole
-// take, training has the bits that it has without one.
+// `args` is "device stage". With default keys, and a limit below what all whole
+// units would take, training has the bits that it has without one.
 TESSERA_RANK_FUNCTION(DefaultsWithin) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
   const at::Device device = DeviceOf(words[0]);
@@ -270,7 +273,7 @@ TESSERA_RANK_FUNCTION(DefaultsWithin) {
   return absl::StrCat(before == 0 ? "" : "others hold memory; ", "same bits");
 }
 
-// "device": what is asked for in passing is not refused.
+// args: "device". Requests in passing are not refused.
 TESSERA_RANK_FUNCTION(PassingCopies) {
   const at::Device device = DeviceOf(args);
   MemoryLedger& ledger = LedgerOf(device);
@@ -302,7 +305,7 @@ TESSERA_RANK_FUNCTION(PassingCopies) {
                       binds ? " and it binds again" : "");
 }
 
-// What a second engine says, with a limit of args bytes, to stderr.
+// A second engine, with a limit of `args` bytes, writes its warning to stderr.
 TESSERA_RANK_FUNCTION(SecondLimit) {
   std::string said;
   Net a, b;

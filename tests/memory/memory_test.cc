@@ -1,4 +1,4 @@
-// What a rank holds: the ledger's figures against the formulas, state_bytes()
+// Compares what a rank holds, by the ledger, with the formulas, state_bytes()
 // and the kernel.
 #include "base/memory/memory.h"
 
@@ -57,8 +57,8 @@ struct WideModel : torch::nn::Module {
   std::vector<std::shared_ptr<WideBlock>> blocks;
 };
 
-// Bytes of one block's shard: storages at multiples of 256, P / W rounded up to
-// such a multiple.
+// Returns the bytes of one block's shard: storages lie at multiples of 256, and
+// P / W is rounded up to such a multiple.
 int64_t BlockShardBytes(int world_size) {
   auto align = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   const int64_t whole = align(kHidden * kDim * 4) + align(kHidden * 4) +
@@ -66,7 +66,7 @@ int64_t BlockShardBytes(int world_size) {
   return align((whole + world_size - 1) / world_size);
 }
 
-// What the ledger and the kernel say, in bytes.
+// Figures are those of the ledger and the kernel, in bytes.
 struct Figures {
   int64_t parameters = 0, gradients = 0, optimizer = 0, working = 0, total = 0;
   int64_t working_peak = 0;

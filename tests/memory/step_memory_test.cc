@@ -101,7 +101,7 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeChain(
         PlanReport report,
         Plan(
             **model, [&] { return (*model)->Loss(0); }, config, plan_options));
-    // What stage 2 takes does not fit.
+    // Stage 2 would not fit into this memory.
     report.memory_bytes = report.stages[3].peak.total();
     options.plan = std::make_shared<PlanReport>(std::move(report));
   }
@@ -399,7 +399,7 @@ TEST_P(OutOfMemoryTest, TheErrorSaysWhatWasHeld) {
   for (absl::string_view line : absl::StrSplit(*answers[1], '\n')) {
     EXPECT_LT(line.size(), 700u) << line;
   }
-  // To whom nothing was refused says nothing of itself.
+  // A rank to which nothing was refused reports nothing of its own.
   TESSERA_ASSERT_OK(answers[0].status());
   EXPECT_THAT(*answers[0],
               AllOf(HasSubstr("rank 1"), Not(HasSubstr("held by rank"))));

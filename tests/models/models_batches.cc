@@ -94,8 +94,8 @@ class LargeNorm : public TestModel {
   nn::Linear in_{nullptr}, out_{nullptr};
 };
 
-// At micro-batch 1 of rank 0 the loss, and with it all; at 4 and 5 of rank 1
-// one element of a gradient, which only one rank may own.
+// At micro-batch 1 of rank 0 the loss overflows, and with it everything; at 4
+// and 5 of rank 1 one element of a gradient does, which only one rank may own.
 class Overflows : public TestModel {
  public:
   Overflows() {

@@ -1,4 +1,4 @@
-// What the files of test models share.
+// Helpers that the files of test models share.
 #ifndef TESTS_MODELS_MODELS_INTERNAL_H_
 #define TESTS_MODELS_MODELS_INTERNAL_H_
 
@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// Random inputs of one micro-batch of one rank, where the model is.
+// Random inputs of one micro-batch of one rank, on the model's device.
 class Inputs {
  public:
   Inputs(const TestModel& model, int rank, int64_t micro_batch)
@@ -23,7 +23,7 @@ class Inputs {
             1000003 * static_cast<uint64_t>(micro_batch) +
             static_cast<uint64_t>(rank) + 17)) {}
 
-  // In the model's dtype.
+  // Returns numbers in the model's dtype.
   at::Tensor Normal(at::IntArrayRef sizes) { return Target(sizes).to(dtype_); }
   at::Tensor Target(at::IntArrayRef sizes) {
     return torch::randn(sizes, generator_).to(device_);
@@ -38,14 +38,14 @@ class Inputs {
   at::Generator generator_;
 };
 
-// layer(x), in the dtype of the layer.
+// Computes layer(x), in the dtype of the layer.
 template <typename Layer>
 at::Tensor In(Layer& layer, const at::Tensor& x) {
   return layer(x.to(layer->weight.dtype()));
 }
 
-// Losses are float32, and so is all after the network: a loss scale is more
-// than float16 holds.
+// Losses are float32, and so is everything after the network: float16 cannot
+// hold a loss times its scale.
 inline at::Tensor MseLoss(const at::Tensor& out, const at::Tensor& target) {
   return torch::mse_loss(out.to(torch::kFloat), target);
 }

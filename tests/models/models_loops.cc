@@ -112,8 +112,8 @@ class GradientPenalty : public Blocks {
   }
 };
 
-// Before every other micro-batch, by a shorter path; what comes out weighs the
-// loss.
+// The model evaluates a shorter path before every other micro-batch, and the
+// result weighs the loss.
 class Evaluating : public Blocks {
  public:
   Tensor Loss(int rank, int64_t micro_batch) override {

@@ -1,5 +1,5 @@
-// A segment of a network whose inside is computed again in backward, by a
-// backward of its own (a reentrant checkpoint).
+// A segment of a network that is recomputed in backward, by a backward of its
+// own (a reentrant checkpoint).
 #ifndef TESTS_MODELS_RECOMPUTED_H_
 #define TESTS_MODELS_RECOMPUTED_H_
 

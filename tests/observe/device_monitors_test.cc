@@ -1,5 +1,5 @@
-// What monitors write of a training on a device. A test of its own, since
-// libtorch counts devices at a process's first backward.
+// Tests what monitors write of a training on a device. It is a test of its own,
+// since libtorch counts devices at a process's first backward.
 #include <string>
 #include <vector>
 
@@ -16,7 +16,7 @@ using ::testing::SizeIs;
 
 constexpr int kWorldSize = 2;
 
-// What a device decides is known later, and told all the same.
+// Figures that a device decides are known later, and are reported nevertheless.
 TEST(DeviceMonitorsTest, NothingIsLeftOut) {
   const TempFolder temp;
   for (const char* device : {"1", "1/workers"}) {

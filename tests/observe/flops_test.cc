@@ -1,5 +1,5 @@
-// What FlopsProfile counts of a forward whose operations are known, at stages
-// without and with gathers: by operator, and by unit.
+// Tests what FlopsProfile counts of a forward whose operations are known, at
+// stages without and with gathers, by operator and by unit.
 #include <torch/torch.h>
 
 #include <memory>
@@ -77,7 +77,7 @@ TESSERA_RANK_FUNCTION(CountForward) {
   profile.Start();
   const at::Tensor loss = t.Loss(0);
   profile.Stop(0.5);
-  // What comes after is not counted.
+  // Later operations are not counted.
   TESSERA_RETURN_IF_ERROR(t.engine->Backward(loss));
   TESSERA_RETURN_IF_ERROR(t.engine->Step());
   (void)t.Loss(1);
@@ -97,7 +97,7 @@ TEST(FlopsTest, AForwardIsCountedByTheUnitsThatItUses) {
   }
 }
 
-// By the configuration alone.
+// The configuration alone switches it on.
 TESSERA_RANK_FUNCTION(TrainNet) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   torch::manual_seed(1);

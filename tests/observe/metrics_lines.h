@@ -1,4 +1,4 @@
-// Configurations that tell all there is to tell, and what they told.
+// Makes configurations that report everything, and reads what they report.
 #ifndef TESTS_OBSERVE_METRICS_LINES_H_
 #define TESTS_OBSERVE_METRICS_LINES_H_
 
@@ -8,13 +8,13 @@
 
 namespace tessera {
 
-// Protobuf text: metrics go to folder/run/metrics.jsonl.
+// Returns protobuf text: metrics go to folder/run/metrics.jsonl.
 std::string Jsonl(const std::string& folder);
-// That, and every other monitor, log and profile.
+// Returns Jsonl's text, and every other monitor, log and profile.
 std::string Everything(const std::string& folder);
 
-// The lines of folder/run/metrics.jsonl: of each its numbers, and strings as
-// NaN.
+// Reads the lines of folder/run/metrics.jsonl: the numbers of each, with
+// strings as NaN.
 using Line = std::map<std::string, double>;
 std::vector<Line> LinesOf(const std::string& folder);
 

@@ -1,5 +1,5 @@
-// What monitors write of a training, and that the training does not notice: on
-// two ranks, at every stage.
+// Tests what monitors write of a training, and that the training does not
+// change, on two ranks, at every stage.
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -188,7 +188,7 @@ TESSERA_RANK_FUNCTION(Losses) {
   return absl::StrJoin(losses, "\n");
 }
 
-// By rank and micro-batch.
+// Returns the losses by rank and micro-batch.
 std::vector<std::vector<double>> LossesOf(const TrainingSpec& spec,
                                           absl::string_view before = "") {
   std::vector<std::vector<double>> all;
@@ -237,7 +237,7 @@ TEST_F(MonitorsTest, TheLossIsTheMeanOverRanksAndMicroBatches) {
   }
 }
 
-// Once for the losses of one micro-batch, which add up.
+// The losses of one micro-batch, which add up, count once.
 TEST_F(MonitorsTest, WeightsCount) {
   for (const bool two : {false, true}) {
     const std::string folder = folder_ / (two ? "two" : "one");
@@ -302,7 +302,7 @@ TEST_F(MonitorsTest, RunJsonSaysWhatItIs) {
       run.Find("config")->Find("zero_optimization")->Find("stage")->number, 3);
 }
 
-// What a program adds.
+// A program adds numbers of its own.
 TESSERA_RANK_FUNCTION(Adds) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t,
@@ -323,7 +323,7 @@ TESSERA_RANK_FUNCTION(Adds) {
   const std::string seen =
       last == nullptr ? "none" : absl::StrCat(last->step, " ", last->tokens);
   monitor.AddScalar("after", 2);
-  // Without Close: the last step is told all the same.
+  // Even without Close the last step is reported.
   t.engine.reset();
   return seen;
 }
@@ -343,7 +343,7 @@ TEST_F(MonitorsTest, WhatAProgramAddsBelongsToTheLastStep) {
   EXPECT_GT(lines[1].at("tflops"), 0);
 }
 
-// As a loader and collectives tell it.
+// A loader and collectives report these waits.
 TESSERA_RANK_FUNCTION(WaitsForData) {
   TESSERA_ASSIGN_OR_RETURN(
       Trainee t,

@@ -1,5 +1,6 @@
-// What modules leave for their backward, elsewhere in between: the bits are the
-// oracle's, which knows nothing of it, and memory does not grow with depth.
+// Tests activations that are elsewhere between forward and backward: the bits
+// are the oracle's, which does not offload, and memory does not grow with
+// depth.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -37,7 +38,7 @@ const std::vector<std::string> kModels = {"Gpt", "Mlp", "Clamped",
 //  world size, stage, dtype, policy, accumulation, model, states on the disk
 const Choice kAxes = {2, 4, 3, 3, 2, 4, 2};
 
-// On the disk; or a device without hardware, to the host.
+// Activations go to the disk or, on a device without hardware, to the host.
 TrainingSpec SpecOf(const Choice& choice, const std::string& device) {
   TrainingSpec spec;
   spec.steps = 3;
@@ -81,7 +82,7 @@ TEST(Activations, OnADiskHaveTheOraclesBits) {
 
 // ---- what is held, and what is said
 
-// Of a chain of blocks whose every activation has so many bytes.
+// A chain of blocks each of whose activations has this many bytes.
 constexpr int64_t kDim = 64, kRows = 4096;
 constexpr int64_t kActivation = kDim * kRows * 4;
 
@@ -98,7 +99,7 @@ struct BlockImpl : torch::nn::Module {
 TORCH_MODULE(Block);
 
 struct Chain : torch::nn::Module {
-  // Of `uses` times the same block, where that is negative.
+  // A negative depth means `uses` times the same block.
   explicit Chain(int depth) : uses(std::max(1, -depth)) {
     for (int i = 0; i < std::max(1, depth); ++i) blocks->push_back(Block());
     register_module("blocks", blocks);

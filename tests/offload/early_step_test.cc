@@ -1,6 +1,6 @@
-// Units that are stepped while the backward goes on: the bits are those of the
-// same program without a disk, whether a step goes as was foreseen or not; and
-// where it does, units have been stepped early.
+// Units are stepped while the backward goes on: the bits are those of the same
+// program without a disk, whether or not a step goes as predicted; where it
+// does, units have been stepped early.
 #include <torch/torch.h>
 
 #include <map>
@@ -55,7 +55,7 @@ absl::Status AccumulatesByHand(Trainee* t, int step, Record* record) {
   return TrainWide(t, step, step + 1, record);
 }
 
-// After the backward, whose early steps were with the old one.
+// The rate changes after the backward, whose early steps used the old one.
 absl::Status ChangesRate(Trainee* t, int step, Record* record) {
   TESSERA_RETURN_IF_ERROR(t->Backward(step));
   if (step % 2 == 1) {
@@ -90,7 +90,7 @@ absl::Status FailsInBackward(Trainee* t, int step, Record* record) {
   return TrainWide(t, step, step + 1, record);
 }
 
-// Of another number of parameters from one step to the next: what was expected
+// The number of parameters changes from one step to the next: what was expected
 // does not come, or comes late.
 absl::Status Freezes(Trainee* t, int step, Record* record) {
   Wide(*t).Freeze(1, step % 3 != 0);
@@ -163,7 +163,8 @@ const OffloadWay kWays[] = {
 class EarlyStepTest
     : public ::testing::TestWithParam<std::pair<std::string, Program>> {
  protected:
-  // Of each rank the units stepped early; the rest is as without a disk.
+  // Returns the number of units that each rank stepped early; expects the rest
+  // to equal a run without a disk.
   std::vector<int64_t> Train(const std::string& program, TrainingSpec spec) {
     auto got = RunOnRanks(kRanks, "TrainProgram",
                           absl::StrCat(program, "|", spec.ToText()));
@@ -181,7 +182,7 @@ class EarlyStepTest
     }
     return early;
   }
-  // However it is gathered, the same.
+  // The result does not depend on how units are gathered.
   static const std::vector<std::string>& WithoutADisk(
       const std::string& program, TrainingSpec spec) {
     spec.states_on_disk = spec.parameters_in_memory = -1;
@@ -224,7 +225,7 @@ TEST_P(EarlyStepTest, HasTheBitsOfTheSameWithoutADisk) {
   }
 }
 
-// What changes gradients where they lie would make early steps in vain.
+// Clipping that changes gradients in place would make early steps useless.
 class ClippedTest : public EarlyStepTest {};
 
 TEST_P(ClippedTest, StepsAreNotMadeEarly) {
@@ -243,8 +244,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, ClippedTest,
                                            std::pair("Groups", &Plain)),
                          [](const auto& info) { return info.param.first; });
 
-// Of a device, whose states are on the host: whether the step was the right one
-// the device decides.
+// States are on the host, and the device decides whether the step was the right
+// one.
 TEST_P(EarlyStepTest, HasTheBitsOfADeviceWithoutAHost) {
   for (const TrainingSpec& spec :
        {OnHost("fp32", "1/workers", 3), OnHost("bf16", "1", 3),
@@ -257,8 +258,9 @@ TEST_P(EarlyStepTest, HasTheBitsOfADeviceWithoutAHost) {
 INSTANTIATE_TEST_SUITE_P(All, EarlyStepTest, ::testing::ValuesIn(Programs()),
                          [](const auto& info) { return info.param.first; });
 
-// The bound is exceeded in some steps: what was foreseen is made again then,
-// and not foreseen in the next. Where every step is clipped none ever is.
+// The bound is exceeded in some steps: then what was predicted is made again,
+// and nothing is predicted in the next. Where every step is clipped nothing
+// ever is.
 TEST_F(EarlyStepTest, ClippingIsForeseenFromTheLastStep) {
   TrainingSpec spec = OnDisk();
   for (const char* dtype : {"fp32", "bf16"}) {
@@ -272,7 +274,7 @@ TEST_F(EarlyStepTest, ClippingIsForeseenFromTheLastStep) {
   }
 }
 
-// The device's own decision, which the host learns behind the early step.
+// The device decides, and the host learns it after the early step.
 TEST_F(EarlyStepTest, ClippingByADeviceIsForeseenToo) {
   for (TrainingSpec spec :
        {OnHost("fp32", "1", 3), OnHost("bf16", "1/workers", 2)}) {
@@ -304,7 +306,7 @@ TEST_F(EarlyStepTest, OverflowsAreMadeUndone) {
   EXPECT_THAT(Train("Plain", spec), Each(Gt(0)));
 }
 
-// Its part of the average is known before a step, and taken back with it.
+// Its part of the average is known before a step, and undone with it.
 TEST_F(EarlyStepTest, OfScheduleFreeAdamW) {
   for (TrainingSpec spec : {OnDisk(), OnHost("fp16", "1/workers", 3)}) {
     spec.optimizer = "type:'AdamWScheduleFree',params{weight_decay:0.1,r:1}";
@@ -333,7 +335,7 @@ TEST_F(EarlyStepTest, TheLastMicroBatchIsWhatCounts) {
   for (const char* mode : {"each", "local"}) {
     spec.accumulation_mode = mode;
     const auto early = Train("Accumulates", spec);
-    // What earlier micro-batches have summed is not the step's gradient yet.
+    // The sum of earlier micro-batches is not the step's gradient yet.
     if (*mode == 'e') EXPECT_THAT(early, Each(0));
     if (*mode == 'l') EXPECT_THAT(early, Each(Gt(0)));
   }

@@ -50,7 +50,7 @@ Cell CellOf(const Choice& choice) {
   spec.narrow_masters = choice[14] == 1 && spec.dtype != "fp32";
   spec.libtorch_exact = choice[8] == 1 && !spec.narrow_masters;
   if (spec.stage == 3 && choice[9] > 0) {
-    // Of a Gpt of these tests some on the disk, some on the host; or all.
+    // Puts some or all parameters of a Gpt on the disk, the others on the host.
     spec.parameters_in_memory = choice[9] == 3 ? 2000 : 0;
     spec.parameters_tier = choice[9] == 1 ? "cpu" : "nvme";
   }

@@ -1,6 +1,7 @@
-// MemoryCgroup: a control group of the kernel's in which this process is while
-// it is there, where that is allowed (root, and a memory controller that is
-// mounted writable): what the process touches from then on is no more than its
+// MemoryCgroup moves this process into a control group of the kernel's while it
+// lives, if that is allowed (root, and a memory controller that is mounted
+// writable). What the process touches from then on must stay below the limit,
+// or the kernel ends the process. Memory that it had before does not count.
 // limit, or the kernel ends the process. What it had before does not count.
 #ifndef TESTS_OFFLOAD_MEMORY_CGROUP_H_
 #define TESTS_OFFLOAD_MEMORY_CGROUP_H_
@@ -20,7 +21,7 @@ namespace tessera {
 class MemoryCgroup {
  public:
   explicit MemoryCgroup(int64_t limit_bytes) {
-    // Version 1 has a tree for memory, version 2 one for all.
+    // Version 1 has a tree for memory, version 2 one tree for all.
     std::ifstream groups("/proc/self/cgroup");
     for (std::string line; std::getline(groups, line);) {
       const bool v1 = absl::StrContains(line, ":memory:");

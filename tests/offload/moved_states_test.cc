@@ -1,5 +1,5 @@
-// Engine::Offload and Reload: states that are elsewhere for a while, in which
-// training goes on with the same bits.
+// Tests Engine::Offload and Reload: while states are elsewhere, training goes
+// on with the same bits.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -23,7 +23,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-// After the first step they go, after the third they come back.
+// States leave after the first step and come back after the third.
 TEST(MovedStates, TrainWithTheOraclesBits) {
   for (const char* device : {"1", "1/workers", ""}) {  // a device comes first
     for (const int stage : {0, 1, 2, 3}) {
@@ -38,7 +38,7 @@ TEST(MovedStates, TrainWithTheOraclesBits) {
           spec.moved = spec.device.empty() ? "nvme" : "cpu";
           spec.clipping = 0.5;
           if (own) spec.served = spec.shared = "off";
-          // What the configuration has elsewhere stays there.
+          // States that the configuration puts elsewhere stay there.
           if (own && stage == 3 && spec.dtype == "bf16") {
             spec.tier = spec.moved;
             spec.states_on_disk = 0.5;
@@ -75,7 +75,8 @@ std::string BytesOf(const Engine& engine) {
                       bytes.optimizer > 0 ? "optimizer " : "");
 }
 
-// "what": what of the states takes memory before, meanwhile and after.
+// `args` is "all" or another text. Returns which states take memory before,
+// meanwhile and after.
 TESSERA_RANK_FUNCTION(TakenMemory) {
   TrainingSpec spec;
   spec.stage = 3;
@@ -111,8 +112,8 @@ TEST(MovedStates, TakeNoMemoryMeanwhile) {
           "parameters optimizer | parameters | parameters optimizer ")));
 }
 
-// "folder": what a step makes of a checkpoint that is loaded over states that
-// are elsewhere; the parameters are those of the run that saved it.
+// `args` is a folder. A checkpoint is loaded while states are elsewhere, and a
+// step follows; the parameters are those of the run that saved it.
 TESSERA_RANK_FUNCTION(LoadsWhileMoved) {
   TrainingSpec spec;
   spec.stage = 3;
@@ -156,7 +157,8 @@ TEST(MovedStates, AreLoadedWhereTheyAre) {
               Each(IsOkAndHolds("")));
 }
 
-// What Offload says of options that cannot be had; the engine trains on.
+// Returns Offload's errors for options that are not possible; the engine trains
+// on.
 TESSERA_RANK_FUNCTION(Refused) {
   TrainingSpec spec;
   spec.stage = 3;

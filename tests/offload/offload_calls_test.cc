@@ -1,6 +1,6 @@
-// Every call that reads or changes what lies on a disk, made right after a Step
+// Makes every call that reads or changes what lies on a disk right after a Step
 // while the update goes on, and right after a Backward, while units are stepped
-// early: what it gives, and what training makes of it, are the bits of the same
+// early: its result, and that of the training, have the bits of the same
 // program without a disk.
 #include <torch/torch.h>
 
@@ -36,7 +36,7 @@ struct Call {
   Record* record;
 
   Engine& engine() const { return *t->engine; }
-  // Of what has states.
+  // Returns the names of parameters that have states.
   std::vector<std::string> Names() const {
     std::vector<std::string> names;
     for (const auto& p : t->model->named_parameters()) {
@@ -50,7 +50,7 @@ struct Call {
 };
 using Program = absl::Status (*)(const Call& call);
 
-// From the last unit on, whose update is the last.
+// Reads from the last unit on, whose update is the last.
 template <typename Get>
 absl::Status ReadAll(const Call& call, const Get& get) {
   const std::vector<std::string> names = call.Names();
@@ -100,7 +100,7 @@ absl::Status WriteStates(const Call& call) {
   return absl::OkStatus();
 }
 
-// That of the step before is with the update yet.
+// The gradient of the step before is still with the update.
 absl::Status ChangeGradients(const Call& call) {
   for (const std::string& name : call.Names()) {
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor none,
@@ -115,7 +115,7 @@ absl::Status ChangeGradients(const Call& call) {
     TESSERA_RETURN_IF_ERROR(call.engine().SetGradient(name, gradient * 3 + 1));
   }
   TESSERA_RETURN_IF_ERROR(call.engine().Step());
-  // And of a micro-batch that is dropped.
+  // This micro-batch is dropped, too.
   TESSERA_RETURN_IF_ERROR(call.t->Backward(6));
   return call.engine().ZeroGrad();
 }
@@ -169,8 +169,8 @@ absl::Status WriteUsed(const Call& call) {
   return TrainWide(call.t, 3, 4, call.record);
 }
 
-// An operator's write; of a frozen parameter, too. The next step comes at once,
-// and after the second one a look at masters.
+// An operator writes parameters, a frozen one among them. The next step follows
+// at once, and after the second write masters are read.
 absl::Status WriteByOperator(const Call& call) {
   for (int i = 0; i < 2; ++i) {
     {
@@ -268,8 +268,8 @@ const std::vector<std::pair<std::string, Program>>& Programs() {
   return *programs;
 }
 
-// What it says is what it says without a disk, too; it may leave the engine in
-// the middle of a step, or without gradients.
+// The answers are those without a disk; the program may leave the engine in the
+// middle of a step, or without gradients.
 absl::Status RunWithinStep(const Program& program, const Call& call) {
   TESSERA_RETURN_IF_ERROR(call.t->Backward(3));
   call.record->push_back(program(call).ToString());

@@ -1,6 +1,6 @@
-// Checkpoints of what lies on a disk: where states and parameters lie is
-// nothing to a checkpoint, so any way saves for any other, and training goes on
-// with the same bits. An async save has the values of its moment.
+// Checkpoints do not depend on where states and parameters lie, so any way
+// saves for any other, and training resumes with the same bits. An async save
+// has the values at the call.
 #include <torch/torch.h>
 
 #include <filesystem>
@@ -38,7 +38,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Of a rank function: "<how>|<folder>|<TrainingSpec>".
+// The arguments of a rank function: "<how>|<folder>|<TrainingSpec>".
 struct Args {
   explicit Args(absl::string_view text) {
     const std::vector<std::string> parts =
@@ -64,9 +64,9 @@ TESSERA_RANK_FUNCTION(SaveAfterSteps) {
   return ToText(record);
 }
 
-// how: "model_only", "only", "trained", words together; "". Loads into another
-// model, perhaps one that has been trained; the values then, and the losses and
-// values of what follows.
+// `how` is "" or has the words "model_only", "part" and "trained". Loads into
+// another model, perhaps one that has been trained. Returns the values then,
+// and the losses and values of what follows.
 TESSERA_RANK_FUNCTION(LoadAndGoOn) {
   const Args a(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t,
@@ -161,7 +161,7 @@ TEST_P(OffloadCheckpointTest, LoadsTheModelAloneOrAPart) {
 
 // ---- saves beside the training
 
-// What the program does while the checkpoint is written.
+// The program does this while the checkpoint is written.
 absl::Status Meanwhile(const std::string& how, Trainee* t) {
   Record record;
   if (how == "Step") return TrainWide(t, 3, 5, &record);
@@ -231,8 +231,8 @@ TEST_P(OffloadCheckpointTest, AnAsyncSaveHasTheValuesOfItsMoment) {
              Run(1, "LoadAndGoOn", "", folder / "read", kAllOnDisk));
 }
 
-// A save has ended, and the call that writes a unit back is not the one that
-// tells so: what is told may use units itself.
+// A write of a unit after a save has ended does not call on_end; the call that
+// learns of the end does, and on_end may use units itself.
 TESSERA_RANK_FUNCTION(WriteAfterASave) {
   const Args a(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t, MakeWide(a.spec, world.communicator()));
@@ -266,8 +266,8 @@ TEST_P(OffloadCheckpointTest, AWriteTellsNobodyOfASaveThatHasEnded) {
 
 // ---- loads that are refused
 
-// how: "trained" or "". A load that fails, then steps: what it said, and the
-// losses and values; with "none" there is no load.
+// `how` is "trained", "none" or "". A load fails, and steps follow; with "none"
+// there is no load. Returns the error, and the losses and values.
 TESSERA_RANK_FUNCTION(LoadIsRefused) {
   const Args a(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t, MakeWide(a.spec, world.communicator()));
@@ -286,7 +286,7 @@ TESSERA_RANK_FUNCTION(LoadIsRefused) {
   return absl::StrCat(said, "\n", ToText(record));
 }
 
-// A byte of the last state of a rank's file.
+// Changes a byte of the last state of a rank's file.
 void Damage(const std::string& dir, int rank) {
   const auto reader = CheckpointReader::Open(dir, FileSystem::Real());
   if (!reader.ok()) abort();
@@ -339,8 +339,9 @@ class DamagingCommunicator : public FakeCommunicator {
   bool damaged = false;
 };
 
-// how: "<n>", of the meetings of the load; -1: nothing is damaged, -2: nothing
-// is loaded. What it said, and the values and losses then.
+// `how` is the number of meetings of the load before the damage; -1: nothing is
+// damaged, -2: nothing is loaded. Returns the result of the load, and the
+// values and losses then.
 TESSERA_RANK_FUNCTION(LoadWhileItIsDamaged) {
   const Args a(args);
   auto comm = std::make_shared<DamagingCommunicator>(world.communicator());

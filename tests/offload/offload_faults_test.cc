@@ -1,6 +1,7 @@
-// What goes wrong with the disk below an engine: folders that are none, no
-// room: one clear error on all ranks, and the module is what it was. Two jobs
-// in one folder. What goes wrong later is in offload_loss_test.cc.
+// Tests what goes wrong with the disk below an engine when it is created: if a
+// folder is none, or has no room, all ranks return one clear error, and the
+// module is unchanged. Also tests two jobs in one folder. Later faults are in
+// offload_loss_test.cc.
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>

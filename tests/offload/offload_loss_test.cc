@@ -39,11 +39,12 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Not a speed: far below a timeout.
+// This is not a measure of speed: it is far below a timeout.
 constexpr absl::Duration kSoon = absl::Seconds(10);
 constexpr int kSaved = 3, kEnd = 6;  // steps
 
-// Of a rank function: "<folder of swap files>|<checkpoint>|<spec>|...".
+// The arguments of a rank function: "<folder of swap
+// files>|<checkpoint>|<spec>|...".
 struct Args {
   explicit Args(absl::string_view text) : words(absl::StrSplit(text, '|')) {
     swap = words.at(0);
@@ -55,7 +56,7 @@ struct Args {
   TrainingSpec spec;
 };
 
-// Steps from kSaved on, of a run that nothing disturbs.
+// Trains steps from kSaved on, in a run that nothing disturbs.
 TESSERA_RANK_FUNCTION(TrainUndisturbed) {
   const Args a(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t, MakeWide(a.spec, world.communicator()));
@@ -68,7 +69,7 @@ TESSERA_RANK_FUNCTION(TrainUndisturbed) {
   return ToText(record);
 }
 
-// The same from the checkpoint.
+// Trains these steps from the checkpoint.
 TESSERA_RANK_FUNCTION(Resume) {
   const Args a(args);
   TESSERA_ASSIGN_OR_RETURN(
@@ -152,7 +153,7 @@ void Harm(const std::string& how) {
       if (ftruncate(fd, 0) != 0) abort();
       continue;
     }
-    // Not through this descriptor, which may know full blocks only.
+    // Another descriptor is needed, since this one may accept only full blocks.
     const int other =
         open(absl::StrCat("/proc/self/fd/", fd).c_str(), O_WRONLY | O_CLOEXEC);
     const std::string garbage(static_cast<size_t>(info.st_size), '*');
@@ -234,7 +235,7 @@ TEST_F(OffloadLossTest, ADiskThatLosesWhatWasWrittenIsNamedOnAllRanks) {
           absl::StrCat(i % 2 == 0 ? "truncated" : "garbage", "|quiet|", by);
       ++i;
       SCOPED_TRACE(absl::StrCat(way.name, ": ", how));
-      // In memory float32's masters are.
+      // In memory, float32 parameters have no separate masters.
       const bool no_masters_there = spec.dtype == "fp32" &&
                                     way.parameters < 0 &&
                                     (by == kBy[3] || by == kBy[4]);

@@ -45,8 +45,8 @@ constexpr int64_t kNumel = kLayers * kSide * kSide;
 // Parameters, gradients and two moments of a rank, in float32.
 constexpr int64_t kStateBytes = kNumel / kRanks * 16;
 constexpr int64_t kLimitBytes = kStateBytes / 4;
-// What a load may hold: the stream's buffers, which are there always, and twice
-// the values and moments of a unit.
+// A load may hold the stream's buffers, which are always there, and twice the
+// values and moments of a unit.
 constexpr int64_t kSliceNumel = 1 << 14;
 constexpr int64_t kStreamBytes = 12 * (4 * kSliceNumel * 4 + 4096);
 constexpr int64_t kLoadBytes = kStreamBytes + 2 * kSide * kSide / kRanks * 12;
@@ -106,10 +106,10 @@ absl::StatusOr<StagePlan> PlanOf(const std::string& folder) {
   return report.stages.at(3);
 }
 
-// A model and its engine, and what the ledger had before them. The module is
+// A model and its engine, and what the ledger held before them. The module is
 // constructed in shards, which are in memory until Create has taken them over.
 struct DeepRun {
-  // `folder`: of swap files; "": in memory.
+  // `folder` is that of swap files; if it is "", states are in memory.
   static absl::StatusOr<DeepRun> Make(const std::string& folder,
                                       uint64_t seed = 5) {
     DeepRun run;
@@ -124,7 +124,7 @@ struct DeepRun {
     MemoryLedger::Host().ResetPeak();
     return run;
   }
-  // Adds what the losses are to `record`.
+  // Appends the losses to `record`.
   absl::Status Train(int rank, int first, int end, std::string* record) const {
     for (int step = first; step < end; ++step) {
       const Tensor loss = model->Loss(rank, step);
@@ -163,14 +163,14 @@ int64_t AddressSpaceBytes() {
   return pages * sysconf(_SC_PAGESIZE);
 }
 
-// Of what comes later nothing but memory needs address space: autograd's thread
-// is there, and malloc reserves none for others.
+// Makes later work need no address space except for memory: autograd's thread
+// exists, and malloc reserves no arenas for others.
 void SettleAddressSpace() {
   mallopt(M_ARENA_MAX, 1);
   torch::ones({1}, torch::requires_grad()).sum().backward();
 }
 
-// While it is there the ledger gives out no more than kLimitBytes, of which
+// While it lives the ledger gives out no more than kLimitBytes, of which
 // `before` is not counted, and the kernel no more address space than that
 // takes.
 class MemoryLimit {
@@ -202,7 +202,7 @@ class MemoryLimit {
   std::optional<MemoryCgroup> cgroup_;
 };
 
-// At most 5 % more than planned.
+// Expects at most 5 % more than planned.
 absl::Status CheckPlan(const std::string& folder, int64_t held) {
   TESSERA_ASSIGN_OR_RETURN(const StagePlan plan, PlanOf(folder));
   const int64_t planned = plan.peak.total();
@@ -222,9 +222,9 @@ TESSERA_RANK_FUNCTION(TrainDeep) {
   const absl::Status fits = run.CheckPeak(kLimitBytes);
   const int64_t held = run.engine->last_step().memory.peak_bytes;
   const OffloadReport offload = run.engine->last_step().offload;
-  // Of a step: moments and values are read, and values for two gathers, and
-  // gradients; moments, values and gradients are written. Perhaps some of it is
-  // still to come when Step returns.
+  // In a step moments and values are read, and values for two gathers, and
+  // gradients; moments, values and gradients are written. Some of it may still
+  // be to come when Step returns.
   const int64_t shard_bytes = kNumel / kRanks * 4;
   if (!args.empty() && (offload.bytes_read < 4 * shard_bytes ||
                         offload.bytes_written < 2 * shard_bytes)) {
@@ -240,7 +240,8 @@ TESSERA_RANK_FUNCTION(TrainDeep) {
   return record;
 }
 
-// In memory, to the end, with a save to `args` on the way: what came after it.
+// Trains in memory to the end, with a save to `args` on the way; returns what
+// came after it.
 TESSERA_RANK_FUNCTION(SaveDeep) {
   TESSERA_ASSIGN_OR_RETURN(DeepRun run, DeepRun::Make(""));
   std::string record;
@@ -253,8 +254,8 @@ TESSERA_RANK_FUNCTION(SaveDeep) {
   return record;
 }
 
-// "<folder>|<checkpoint>": other values become those, and go on. No limit of
-// the ledger binds a load, so its peak is looked at.
+// `args` is "<folder>|<checkpoint>". Loads over other values and goes on. No
+// limit of the ledger applies to a load, so its peak is checked.
 TESSERA_RANK_FUNCTION(LoadDeep) {
   const std::vector<std::string> parts = absl::StrSplit(args, '|');
   TESSERA_ASSIGN_OR_RETURN(DeepRun run, DeepRun::Make(parts[0], /*seed=*/6));

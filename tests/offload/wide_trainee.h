@@ -1,6 +1,6 @@
-// A Trainee of a model whose units are several slices each, so that an update
-// takes longer than the call after Step; what tests of offload look at; and
-// where in this process swap files are open.
+// WideTrainee is a Trainee of a model whose units are several slices each, so
+// that an update takes longer than the call after Step. This file also has what
+// tests of offload look at, and finds open swap files of this process.
 #ifndef TESTS_OFFLOAD_WIDE_TRAINEE_H_
 #define TESTS_OFFLOAD_WIDE_TRAINEE_H_
 
@@ -42,7 +42,7 @@ struct WideBlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(WideBlock);
 
-// Four blocks, of which the second requires no gradient at first.
+// Has four blocks, the second of which requires no gradient at first.
 class WideModel : public TestModel {
  public:
   WideModel() {
@@ -77,7 +77,8 @@ class WideModel : public TestModel {
   torch::nn::Linear head_{nullptr};
 };
 
-// As every rank builds it; the default generator is then that of the rank.
+// Builds the model as every rank does; then the default generator is the
+// rank's.
 inline std::shared_ptr<WideModel> WideModelOf(int rank, uint64_t seed = 5) {
   at::set_num_threads(1);
   torch::manual_seed(seed);
@@ -86,14 +87,14 @@ inline std::shared_ptr<WideModel> WideModelOf(int rank, uint64_t seed = 5) {
   return model;
 }
 
-// COLLECTIVE. `seed`: of the values.
+// Makes the trainee. COLLECTIVE. `seed` determines the values.
 inline absl::StatusOr<Trainee> MakeWide(const TrainingSpec& spec,
                                         std::shared_ptr<Communicator> comm,
                                         uint64_t seed = 5) {
   return Trainee::Make(WideModelOf(comm->rank(), seed), ConfigOf(spec), comm);
 }
 
-// The same on TrainingSpec::device.
+// Makes it on TrainingSpec::device.
 inline absl::StatusOr<Trainee> MakeWideOnDevice(
     const TrainingSpec& spec, std::shared_ptr<Communicator> comm) {
   PrepareDevice(spec, comm->rank());
@@ -106,7 +107,7 @@ inline absl::StatusOr<Trainee> MakeWideOnDevice(
   return t;
 }
 
-// What lies where: TrainingSpec's.
+// Where states and parameters lie, as in TrainingSpec.
 struct OffloadWay {
   const char* name;
   double states;
@@ -129,7 +130,7 @@ inline constexpr OffloadWay kInMemory = {"Memory", -1, -1};
 inline constexpr OffloadWay kAllOnDisk = {"All", 1, 0};
 inline TrainingSpec OnDisk() { return kAllOnDisk.Spec("bf16"); }
 
-// With the swap files in a folder of the test's.
+// Returns a configuration with the swap files in a folder of the test.
 inline proto::Config ConfigIn(const std::string& folder,
                               const TrainingSpec& spec) {
   proto::Config config = ConfigOf(spec);
@@ -154,7 +155,7 @@ inline WideModel& Wide(const Trainee& t) {
   return dynamic_cast<WideModel&>(*t.model);
 }
 
-// Steps of the micro-batches [first, end), and their losses.
+// Runs steps of the micro-batches [first, end), and records their losses.
 inline absl::Status TrainWide(Trainee* t, int first, int end, Record* record) {
   for (int step = first; step < end; ++step) {
     // A forward throws what a gather throws.
@@ -168,7 +169,7 @@ inline absl::Status TrainWide(Trainee* t, int first, int end, Record* record) {
   return absl::OkStatus();
 }
 
-// All values: masters, states, working copies, the buffer. COLLECTIVE.
+// Records all values: masters, states, working copies, the buffer. COLLECTIVE.
 inline absl::Status AddValues(Trainee* t, Record* record) {
   const auto add = [&](const std::string& name, const at::Tensor& value) {
     record->push_back(ParameterLine(name, value));
@@ -200,7 +201,7 @@ inline std::vector<std::string> NamesIn(const std::string& folder) {
   return names;
 }
 
-// Through a pointer, which no operator sees.
+// Multiplies through a pointer, which no operator sees.
 inline void Triple(const at::Tensor& t) {
   const auto triple = [&](auto* data) {
     for (int64_t i = 0; i < t.numel(); ++i) data[i] = data[i] * 3;
@@ -212,7 +213,7 @@ inline void Triple(const at::Tensor& t) {
   }
 }
 
-// Files without a name, by descriptor.
+// Returns the descriptors of files without a name.
 inline std::vector<int> OpenSwapFiles() {
   std::vector<int> found;
   for (const auto& entry :

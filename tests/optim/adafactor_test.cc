@@ -1,6 +1,6 @@
-// Adafactor with an engine: against torch.optim's formula on whole parameters
-// in float64; the same bits on any number of ranks, at any stage, in any number
-// of threads and from a checkpoint of others; its states by name.
+// Tests Adafactor with an engine: against torch.optim's formula on whole
+// parameters in float64; that bits do not depend on the number of ranks, the
+// stage, the number of threads, or a checkpoint of others; its states by name.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -77,7 +77,7 @@ struct Net : TestModel {
 constexpr double kRate = 0.02, kDecay = 0.1;
 constexpr int kSteps = 100;
 
-// torch.optim.Adafactor's step of one parameter, in float64.
+// Plain makes torch.optim.Adafactor's step of one parameter, in float64.
 struct Plain {
   explicit Plain(const at::Tensor& start, double eps)
       : master(start.detach().to(at::kDouble).contiguous().clone()),
@@ -183,16 +183,17 @@ TESSERA_RANK_FUNCTION(FromPlain) {
   return absl::StrCat(apart.masters, " ", apart.states);
 }
 
-// With u the unit roundoff. States: each step rounds them once, what was there
-// before decays, and all is of one sign: kSteps * u in all. (Gradients are the
-// same numbers in both, and float64 is far below.)
+// Bounds the distances, where u is the unit roundoff.
+// States: each step rounds them once, earlier values decay, and all terms have
+// one sign, so the total is kSteps * u. (Gradients are the same numbers in
+// both, and float64's error is far below.)
 // Masters: a change has a root mean square of at most kRate * size. The second
-// moment is of three states, its root has half of their error, and the change's
-// size is divided by that of the direction, with the same error: 3 * kSteps *
-// u, and ten operations' roundings; and three of the master itself. What was
-// apart before, in root mean squares, changes the master's root mean square by
-// as much at most, and so the next change by kRate of it: a factor of (1 +
-// kRate).
+// moment comes from three states, and its root has half of their error. The
+// change's size is divided by that of the direction, with the same error. That
+// makes 3 * kSteps * u, ten operations' roundings, and three of the master
+// itself. An earlier distance, in root mean squares, changes the master's root
+// mean square by at most as much, and so the next change by kRate of it: a
+// factor of (1 + kRate).
 void ExpectClose(const char* dtype, double u) {
   const double states = kSteps * u;
   const double step = kRate * (3 * states + 10 * u) + 3 * u;
@@ -206,7 +207,7 @@ void ExpectClose(const char* dtype, double u) {
 }
 
 TEST(AdafactorTest, IsTorchsInFloat32) { ExpectClose("fp32", 0x1p-24); }
-// In float64 both round.
+// In float64 both sides round.
 TEST(AdafactorTest, IsTorchsInFloat64) { ExpectClose("fp64", 3 * 0x1p-53); }
 
 // args: "key=value" words: stage, dtype, threads, save, load, first, steps;
@@ -303,7 +304,7 @@ TEST(AdafactorTest, GoesOnFromACheckpointOfOthers) {
   }
 }
 
-// Others take the model alone, and refuse the rest.
+// Other optimizers load only the model, and refuse the rest.
 TESSERA_RANK_FUNCTION(LoadWithAdamW) {
   proto::Config config = ConfigOf(2);
   config.mutable_optimizer()->Clear();

@@ -1,5 +1,5 @@
-// A program's own optimizer on a device without hardware
-// (testing/device/test_device.h): the bits of the CPU.
+// Runs a program's own optimizer on a device without hardware
+// (testing/device/test_device.h): it has the bits of the CPU.
 #include <string>
 #include <vector>
 
@@ -14,8 +14,8 @@ namespace {
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-// Where the device decides whether there is a step, and with its states there
-// or on the host. Before the CPU, since the device must come first.
+// The device decides whether there is a step, with its states there or on the
+// host. This comes before the CPU, since the device must come first.
 TEST(CustomDeviceTest, IsAsOnTheCpu) {
   for (const char* words :
        {"dtype=bf16 clipping=yes", "dtype=fp16 steps=30 clipping=yes"}) {

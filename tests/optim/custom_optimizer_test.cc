@@ -1,6 +1,6 @@
-// A program's own optimizer with an engine: the bits of libtorch's classes on
-// whole parameters, however these are sharded, wherever they lie, and after a
-// checkpoint; what else belongs to a step; and errors.
+// Tests a program's own optimizer with an engine: it has the bits of libtorch's
+// classes on whole parameters, however these are sharded, wherever they lie,
+// and after a checkpoint. Also tests what else belongs to a step, and errors.
 #include <algorithm>
 #include <cstdlib>
 #include <stdexcept>
@@ -22,7 +22,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-// The same model in one process by the class itself.
+// Trains the same model in one process with the class itself.
 std::string TrainPlainly(const std::string& name, int steps) {
   const auto model = BuildModel("Mlp", 0);
   const auto optimizer = MakePlain(name, model->parameters());
@@ -39,7 +39,7 @@ std::string TrainPlainly(const std::string& name, int steps) {
   return ToText(record);
 }
 
-// Without the line of the steps, in one order.
+// Returns the answer without the line of the steps, in one order.
 std::string ParametersIn(const std::string& answer) {
   Record record = RecordFromText(answer.substr(0, answer.find("\nsteps ")));
   std::sort(record.begin(), record.end());
@@ -130,7 +130,7 @@ TEST(CustomStepTest, IsAsThatOfTheEnginesAdamW) {
   }
 }
 
-// ---- what a step is told
+// ---- what a step receives
 
 TESSERA_RANK_FUNCTION(TellSteps) {
   EngineOptions options;
@@ -198,7 +198,7 @@ TESSERA_RANK_FUNCTION(FailOwn) {
   TESSERA_ASSIGN_OR_RETURN(
       t.engine, Engine::Create(t.model, OwnConfigOf(words), options));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
-  // At stage 3 a forward throws what has failed.
+  // At stage 3 a forward throws the error.
   const auto step = [&](int64_t i) {
     return CatchTorch("step", [&] { return t.TrainStep(i); });
   };
@@ -325,7 +325,7 @@ TEST(CustomErrorTest, PlainTrainingDoesNotKnowIt) {
                          HasSubstr("optimizer.type Custom"))));
 }
 
-// Another one's states are none of its own.
+// States of another optimizer do not count as its own.
 TEST(CustomErrorTest, StatesOfAnotherAreNotLoaded) {
   const TempFolder folder;
   const std::string dir = folder.path() + "/checkpoint";

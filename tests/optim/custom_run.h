@@ -1,4 +1,4 @@
-// Optimizers of a program's own, and a run with one of them.
+// Defines optimizers as a program would, and a run with one of them.
 #ifndef TESTS_OPTIM_CUSTOM_RUN_H_
 #define TESTS_OPTIM_CUSTOM_RUN_H_
 
@@ -41,7 +41,7 @@ inline CustomOptimizer OwnAdamW() {
   return adamw;
 }
 
-// A class that is none of libtorch's: momentum that decays as its steps grow.
+// A class that is not libtorch's: its momentum decays as its steps grow.
 class Fading : public torch::optim::Optimizer {
  public:
   struct Options : torch::optim::OptimizerCloneableOptions<Options> {
@@ -91,7 +91,7 @@ inline TorchStates FadingStates() {
   return states;
 }
 
-// Of libtorch's classes one over these parameters.
+// Makes one of libtorch's optimizers over these parameters.
 inline std::unique_ptr<torch::optim::Optimizer> MakePlain(
     const std::string& name, std::vector<at::Tensor> parameters) {
   namespace optim = torch::optim;
@@ -123,7 +123,8 @@ inline std::unique_ptr<torch::optim::Optimizer> MakePlain(
   return std::make_unique<Fading>(std::move(parameters));
 }
 
-// "own": OwnAdamW; "fading": states are its own; "bound"; else MakePlain's.
+// Returns OwnAdamW for "own", Fading with its own states for "fading", "bound",
+// or else MakePlain's.
 inline absl::StatusOr<CustomOptimizer> OptimizerOf(const std::string& name) {
   if (name == "own") return OwnAdamW();
   TorchFactory factory = [name](std::vector<at::Tensor> parameters) {
@@ -136,16 +137,17 @@ inline absl::StatusOr<CustomOptimizer> OptimizerOf(const std::string& name) {
   return FromTorch(std::move(factory));
 }
 
-// Options that differ between groups, a group that stays, averages.
+// These options differ between groups, and have a frozen group and averages.
 inline constexpr char kManyOptions[] =
     "params { lr: 0.1 weight_decay: 0.1 ema_decay: 0.75 } no_decay: 'auto' "
     "param_groups { name: 'first' parameters: '*0*weight' gradient_clipping: "
     "0.01 params { lr: 0.01 betas: 0.5 betas: 0.9 } } "
     "param_groups { name: 'still' parameters: 'out.*' frozen: true }";
 
-// Words, besides those of TrainWith (optimizer_run.h): own (OptimizerOf; exact:
-// the engine's AdamW with precision.libtorch_exact), many (kManyOptions),
-// clipping, schedule, set (SetOption before the second step), device.
+// Reads words, besides those of TrainWith (optimizer_run.h): own (OptimizerOf;
+// exact: the engine's AdamW with precision.libtorch_exact), many
+// (kManyOptions), clipping, schedule, set (SetOption before the second step),
+// device.
 inline TrainingSpec OwnSpecOf(const Words& words) {
   TrainingSpec spec;
   spec.device = words.Get("device");
@@ -199,7 +201,7 @@ inline absl::StatusOr<Trainee> MakeOwn(const Words& words, const World& world) {
   return t;
 }
 
-// Trains `steps` steps from `first` on; saves at the end, or has loaded before.
+// Trains `steps` steps from `first` on; saves at the end, or loads before.
 TESSERA_RANK_FUNCTION(TrainOwn) {
   const Words words(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t, MakeOwn(words, world));

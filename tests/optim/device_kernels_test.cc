@@ -1,5 +1,6 @@
-// DeviceKernels on the device without hardware: the CPU's bits, on the right
-// stream, with all that they read and write declared, and no wait of the host.
+// Tests DeviceKernels on the device without hardware: they have the CPU's bits,
+// run on the right stream, declare all that they read and write, and the host
+// does not wait.
 #include "optim/device_kernels.h"
 
 #include <torch/torch.h>
@@ -90,7 +91,7 @@ at::Tensor Scalars(c10::Device device) {
 
 TEST_P(DeviceKernelsTest, NormHasTheCpusBits) {
   constexpr int64_t kRanks = 3;
-  // Of another device than the current one.
+  // The tensors are on another device than the current one.
   const c10::Device device = TestDevice(1);
   for (const double p : {1.0, 2.0, kInfinity}) {
     NormSum expected(p);
@@ -170,7 +171,7 @@ at::Tensor ScalarsOf(double factor, bool skip, c10::Device device) {
 constexpr NumberType kTypes[] = {NumberType::kNone, NumberType::kFloat32,
                                  NumberType::kBFloat16, NumberType::kFloat16};
 
-// What memory holds, by working copies and states.
+// Returns the types of memory, by working copies and states.
 std::vector<StepTypes> MemoryTypes() {
   std::vector<StepTypes> all;
   for (const NumberType working : kTypes) {
@@ -252,7 +253,7 @@ void ExpectDeclared(const std::vector<at::Tensor>& written,
   for (size_t i = 0; i < read.size(); ++i) {
     EXPECT_FALSE(IsFault([&] { read[i].clone(); }, kernel)) << i;
     EXPECT_TRUE(IsFault([&] { read[i].zero_(); }, kernel)) << i;
-    // All of it.
+    // The whole range is declared.
     const at::Tensor last = read[i].narrow(0, read[i].numel() - 1, 1);
     EXPECT_TRUE(IsFault([&] { last.zero_(); }, kernel)) << i;
   }
@@ -278,8 +279,8 @@ TEST_P(DeviceKernelsTest, DeclareWhatTheyReadAndWrite) {
 
 // ---- which arithmetic a step has
 
-// For each type of device, with kernels of ours and without: no GPU is needed
-// to see that the oracle computes there what the engine does.
+// Each type of device is tested, with Tessera's kernels and without: no GPU is
+// needed to see that the oracle computes there what the engine does.
 TEST(StepChoice, TheOraclesIsTheEngines) {
   testdevice::Register({});
   RegisterTestDeviceKernels();

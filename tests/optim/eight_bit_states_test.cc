@@ -72,7 +72,7 @@ TEST(EightBitStatesTest, ComeFromOthersAndGoThere) {
     const auto expected = go_on("stage=2", from);
     EXPECT_NE(expected, go_on("states=fp32 stage=2", from));
     EXPECT_EQ(expected, go_on("stage=3 offload=nvme", from));
-    // To 8 bits, and from there to float32 and back to 8.
+    // States go to 8 bits, from there to float32, and back to 8.
     const std::string eight = from + "_8bit", back = from + "_back";
     TrainEightBits(1, absl::StrCat("stage=0 steps=0 load=", dir(from),
                                    "save=", dir(eight)));
@@ -83,7 +83,7 @@ TEST(EightBitStatesTest, ComeFromOthersAndGoThere) {
   }
 }
 
-// By name they are float32. "stage" words.
+// States that are read by name are float32. `args` has "stage" words.
 TESSERA_RANK_FUNCTION(EightBitStatesByName) {
   const Words words(args);
   TESSERA_ASSIGN_OR_RETURN(
@@ -109,7 +109,7 @@ TESSERA_RANK_FUNCTION(EightBitStatesByName) {
     return all;
   };
   TESSERA_ASSIGN_OR_RETURN(const auto before, states());
-  // The same numbers are the same bits; others are rounded.
+  // Setting the same numbers gives the same bits; others are rounded.
   TESSERA_RETURN_IF_ERROR(
       engine.SetOptimizerState("in.weight", "exp_avg_sq", before[1]));
   const at::Tensor set =

@@ -1,5 +1,5 @@
-// For tests of each optimizer with an engine: what they are, and a run with one
-// of them, from and to checkpoints.
+// Runs an engine with each of the optimizers, from and to checkpoints, for
+// tests.
 #ifndef TESTS_OPTIM_OPTIMIZER_RUN_H_
 #define TESTS_OPTIM_OPTIMIZER_RUN_H_
 
@@ -65,11 +65,11 @@ inline constexpr OptimizerCase kOptimizerCases[] = {
      "betas: 0.5 betas: 0.9 } }"},
 };
 
-// "key=value" words: optimizer (a number of kOptimizerCases), states (its
-// state_dtype), stage, dtype, offload, steps, first, save, load; async: a save
-// during which another step is made; moved: to nvme for a step; data (same: all
-// ranks have rank 0's); warmup: steps, after which the rate is halved each
-// step.
+// Parses "key=value" words: optimizer (an index of kOptimizerCases), states
+// (its state_dtype), stage, dtype, offload, steps, first, save, load; async: a
+// save during which another step is made; moved: to nvme for a step; data
+// (same: all ranks have rank 0's); warmup: steps, after which the rate is
+// halved each step.
 class Words {
  public:
   explicit Words(absl::string_view text) {
@@ -115,8 +115,8 @@ inline proto::Config ConfigOf(const Words& words) {
   return config;
 }
 
-// Trains `steps` steps from `first` on; saves at the end, or has loaded before.
-// The parameters at the end.
+// Trains `steps` steps from `first` on; saves at the end, or loads before.
+// Returns the parameters at the end.
 TESSERA_RANK_FUNCTION(TrainWith) {
   const Words words(args);
   TESSERA_ASSIGN_OR_RETURN(

@@ -1,6 +1,6 @@
-// Each optimizer with an engine: the same bits at every stage, over the tiers
-// of offload, and where a run goes on from a checkpoint at another stage and
-// number of ranks. And AdamW with libtorch's own.
+// Tests each optimizer with an engine: it has the same bits at every stage,
+// over the tiers of offload, and where a run goes on from a checkpoint at
+// another stage and number of ranks. Also compares AdamW with libtorch's own.
 #include <ATen/Version.h>
 #include <torch/torch.h>
 
@@ -54,7 +54,7 @@ TEST_P(OptimizersTest, HasTheSameBitsHoweverItIsSharded) {
   }
 }
 
-// Of gradients that are the same on all ranks, and so in the mean.
+// All ranks have the same gradients, and so does their mean.
 TEST_P(OptimizersTest, DoesNotDependOnTheNumberOfRanks) {
   const std::string alone = Train(1, "stage=0 data=same")[0];
   EXPECT_THAT(alone, HasSubstr("parameter in.weight"));
@@ -71,8 +71,8 @@ TEST_P(OptimizersTest, GoesOnFromACheckpoint) {
     EXPECT_EQ(Train(2, absl::StrCat(how, " first=2 steps=2 load=", dir)), whole)
         << how;
   }
-  // By one rank: only that the states are the same, by a step that one rank
-  // makes from them.
+  // With one rank only the states are compared, by a step that one rank makes
+  // from them.
   const std::vector<std::string> alone =
       Train(1, absl::StrCat("stage=0 first=2 steps=1 load=", dir));
   const std::string again = folder.path() + "/again";
@@ -97,7 +97,7 @@ struct Sizes : torch::nn::Module {
   void Add(int64_t numel) {
     register_parameter(absl::StrCat("p", numel), torch::randn({numel}));
   }
-  // The same on all ranks: sums and means of few bits are exact.
+  // All ranks have the same gradients: sums and means of few bits are exact.
   static at::Tensor Gradient(int64_t numel, int64_t step) {
     return (torch::arange(numel) * 37 + step * 11 + numel)
                .remainder(241)
@@ -193,8 +193,8 @@ TEST(LibtorchFusedTest, HasItsBitsInEveryElement) {
   }
 }
 
-// The promise of the default: what libtorch leaves to its scalar code is
-// computed as all the rest.
+// The default computes what libtorch leaves to its scalar code in the same way
+// as all the rest.
 TEST(LibtorchFusedTest, TheDefaultDiffersInRestsOfEightAlone) {
   const std::string capability = at::get_cpu_capability();
   if (capability != "AVX2" && capability != "AVX512") {

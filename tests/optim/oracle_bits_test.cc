@@ -1,6 +1,7 @@
-// The kernel of every formula against the oracle's step (verify/oracle_step.h),
-// which shares no code with it: the same bits of masters and states, of every
-// combination of numbers that arithmetic treats apart, too.
+// Compares the kernel of every formula with the oracle's step
+// (verify/oracle_step.h), which shares no code with it: masters and states have
+// the same bits, also for every combination of numbers that arithmetic treats
+// specially.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -24,7 +25,7 @@ struct Case {
   OracleStepOptions oracles;
 };
 
-// The same fields of both.
+// Sets the fields that both types have.
 template <typename Options>
 void SetAll(Options* o, double weight_decay) {
   o->lr = 0.01;
@@ -99,7 +100,7 @@ std::vector<double> Odd() {
           0.1,   -7.3,   1e-10, 1234.5, std::nan("")};
 }
 
-// Each combination of a master and a gradient, [n].
+// Makes each combination of a master and a gradient, as tensors of shape [n].
 void SetOdd(at::ScalarType dtype, at::Tensor* master, at::Tensor* gradient) {
   std::vector<double> masters, gradients;
   for (const double m : Odd()) {
@@ -141,7 +142,7 @@ class Pair {
               static_cast<size_t>(StatesOf(FormulaOf(case_.ours)).count));
   }
 
-  // The first difference, or "".
+  // Returns the first difference, or "".
   std::string Step(const at::Tensor& gradient, int64_t step, Isa isa) {
     StepRange r;
     r.master = master_.data_ptr();
@@ -242,7 +243,7 @@ TEST(OracleBitsTest, OfNumbersThatArithmeticTreatsApart) {
   }
 }
 
-// Also of elements whose numbers go beyond 32 bits.
+// Numbers of elements go beyond 32 bits.
 TEST(OracleBitsTest, OfRandomBitsOfHighNumbers) {
   for (const int64_t number : {int64_t{17}, (int64_t{1} << 32) - 100}) {
     for (const Case& c : Cases()) {

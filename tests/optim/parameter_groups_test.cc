@@ -163,7 +163,8 @@ TESSERA_RANK_FUNCTION(Averages) {
   return record;
 }
 
-// a: 0.5, 0, -0.5, -1. Its average: 0.5, then a quarter of the way each.
+// Parameter a is 0.5, 0, -0.5, -1. Its average begins with 0.5, and then goes a
+// quarter of the way each time.
 TEST(AveragesTest, AreSwappedInAndOut) {
   for (const char* stage : {"1", "3"}) {
     EXPECT_THAT(
@@ -295,7 +296,7 @@ TESSERA_RANK_FUNCTION(SaveOptions) {
     absl::StrAppend(&record, value, " ");
   }
   TESSERA_RETURN_IF_ERROR(engine->Close());
-  // Where there is no such group.
+  // There is no such group.
   config.mutable_optimizer()->clear_param_groups();
   TESSERA_ASSIGN_OR_RETURN(engine, make());
   return absl::StrCat(record,
@@ -311,7 +312,7 @@ TEST(ParameterGroupsTest, AreKeptInCheckpoints) {
                                    "run has no such group"))));
 }
 
-// What is wrong, in one line each.
+// Returns the errors, one on each line.
 TESSERA_RANK_FUNCTION(WrongGroups) {
   std::string record;
   const auto say = [&](const absl::Status& status) {

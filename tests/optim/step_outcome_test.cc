@@ -1,4 +1,4 @@
-// StepOutcome on a device without hardware.
+// Tests StepOutcome on a device without hardware.
 #include "optim/step_outcome.h"
 
 #include <torch/torch.h>

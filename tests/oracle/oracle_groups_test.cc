@@ -54,7 +54,7 @@ TEST(OracleGroups, OptionsByName) {
   EXPECT_TRUE(o.nesterov);
 }
 
-// `optimizer`: proto::Optimizer as text.
+// `optimizer` is a proto::Optimizer as text.
 absl::StatusOr<OracleOptions> Read(const std::string& optimizer) {
   proto::Config config;
   config.set_train_micro_batch_size_per_gpu(1);

@@ -100,9 +100,10 @@ INSTANTIATE_TEST_SUITE_P(Models, PlainTest,
                                            "SharedStorage", "ChangingRank"),
                          [](const auto& info) { return info.param; });
 
-// libtorch's norm: sums of n squares in float32, in any order, are off by
-// n u (u = 2^-24, a term each), so the root by n u / 2; the root over k
-// parameters' norms by k u / 2 more, and roundings of roots by 2 u.
+// Returns the relative error of libtorch's norm. Sums of n squares in float32,
+// in any order, are off by n u (u = 2^-24, a term each), so the root by n u /
+// 2. The root over k parameters' norms adds k u / 2, and roundings of roots 2
+// u.
 double NormBound(const std::vector<Tensor>& parameters) {
   int64_t most = 0;
   for (const Tensor& p : parameters) most = std::max(most, p.numel());
@@ -243,7 +244,7 @@ class DtypeTest
     : public ::testing::TestWithParam<std::tuple<std::string, at::ScalarType>> {
 };
 
-// The same function, coarsely: the losses of float32 within a twentieth.
+// The function is roughly the same: losses are within a twentieth of float32's.
 TEST_P(DtypeTest, TrainsAsInFloat32) {
   const auto& [model, dtype] = GetParam();
   OracleOptions options;

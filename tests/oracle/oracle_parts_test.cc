@@ -1,4 +1,4 @@
-// What the oracle is made of: exact sums, norms and the loss scale, against
+// Tests the parts of the oracle: exact sums, norms and the loss scale, against
 // cases worked out by hand.
 #include <torch/torch.h>
 
@@ -135,7 +135,7 @@ TEST(OracleNorm, ALaneHasEveryEighthElementOfABlock) {
 }
 
 TEST(OracleNorm, BlocksBeginWithTheStorage) {
-  // At 60, 68 and 76: the first one in another block.
+  // The values lie at 60, 68 and 76: the first one is in another block.
   std::vector<double> values(17);
   values[0] = kLarge;
   values[8] = values[16] = 1;
@@ -154,7 +154,7 @@ TEST(OracleNorm, ElementsAreInTheOrderOfTheirStorage) {
 
 // ---- OracleScale
 
-// The scale after each step; 'x' is one with an overflow.
+// Returns the scale after each step; 'x' is a step with an overflow.
 std::vector<double> ScalesAfter(OracleScale scale, const std::string& steps) {
   std::vector<double> scales;
   for (char step : steps) {

@@ -40,7 +40,7 @@ Tensor GradientOf(int step) {
   return torch::randn({kNumel}, at::kDouble);
 }
 
-// What `options` make of the gradients, in float64.
+// Trains with `options` on the gradients, in float64.
 Tensor Train(const OracleStepOptions& options, const Tensor& start,
              int steps = kSteps) {
   const Tensor master = start.clone();
@@ -188,10 +188,11 @@ TEST(OracleStepTest, LambIsThePapers) {
   }
 }
 
-// One iteration, of a tall matrix and of a wide one, in float64. In bfloat16
-// rounding is of 2^-9 of a number: three times before X of norm 1, so that in
-// Frobenius' norm X is off by 3 of these, X X^T by 7, its square by 14, and
-// a X + (b X X^T + c (X X^T)^2) X by 4 a + 12 |b| + 19 |c|.
+// Tests one iteration, of a tall matrix and of a wide one, in float64. In
+// bfloat16 the relative rounding error is 2^-9. There are three roundings
+// before X of norm 1, so in Frobenius' norm X is off by 3 of these, X X^T by 7,
+// its square by 14, and a X + (b X X^T + c (X X^T)^2) X by 4 a + 12 |b| + 19
+// |c|.
 TEST(OracleStepTest, MuonIsThePapers) {
   constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
   constexpr double kOff = 0x1p-9 * (4 * kA - 12 * kB + 19 * kC);
@@ -223,7 +224,7 @@ TEST(OracleStepTest, MuonIsThePapers) {
   }
 }
 
-// By its three sequences; the oracle keeps two of them.
+// This computes its three sequences; the oracle keeps two of them.
 TEST(OracleStepTest, ScheduleFreeIsThePapers) {
   OracleStepOptions o = Of("AdamWScheduleFree");
   o.r = 0.5;
@@ -267,7 +268,7 @@ TEST(OracleStepTest, WithoutBiasCorrectionMomentsAreTakenAsTheyAre) {
   EXPECT_LT((Train(o, start) - master).abs().max().item<double>(), kBound);
 }
 
-// One step in float32 is that in float64 but for some roundings, each half a
+// One step in float32 is that in float64 except for some roundings, each half a
 // unit of what is about 1.
 TEST(OracleStepTest, Float32IsNear) {
   for (const char* algorithm : {"AdamW", "Adam", "SGD", "Adagrad", "RMSprop"}) {
@@ -297,9 +298,9 @@ Tensor Rounded(const Tensor& gradient, int64_t parameter, int64_t step) {
   return states[0].to(at::kFloat);
 }
 
-// Of many elements with one value the mean is that: off by less than six of its
-// standard deviations, which are at most half a unit over the root of their
-// number.
+// The mean of many elements with one value equals the value: it is off by less
+// than six of its standard deviations, which are at most half a unit over the
+// root of their number.
 TEST(OracleStepTest, RoundsToEitherNeighbourWithoutBias) {
   constexpr int64_t kMany = 1 << 14;
   for (const double value : {1.003, -0.7001, 3.1e-5}) {

@@ -19,7 +19,7 @@ namespace {
 using at::Tensor;
 using ::testing::ElementsAre;
 
-// One parameter w; the gradient is what the test says.
+// The module has one parameter w, and its gradient is what the test says.
 struct LineImpl : torch::nn::Module {
   explicit LineImpl(const Tensor& value) : w(register_parameter("w", value)) {}
   Tensor w;
@@ -71,7 +71,7 @@ double Pow2(int exponent) { return std::ldexp(1, exponent); }
 
 TEST(Reduction, IsTheMeanOfRanksAndMicroBatches) {
   EXPECT_EQ(GradientOf({}, {{1, 3}, {5, 7}, {9, 17}}), 7);
-  // In rank order, where that shows.
+  // The sum is in rank order, where that shows.
   EXPECT_EQ(GradientOf({}, {{Pow2(24)}, {1}, {1}, {0}}), Pow2(22));
   EXPECT_EQ(GradientOf({}, {{1}, {1}, {Pow2(24)}, {0}}), Pow2(22) + 0.5);
 }
@@ -222,7 +222,8 @@ TEST(Weights, OfUnevenBatchesMakeTheMeanOfAllSamples) {
     EXPECT_TRUE(oracle.gradient("w").equal(all.sum(0)));
     const Tensor mean = all.to(torch::kDouble).mean(0);
     EXPECT_NEAR(oracle.outcome().norm, mean.norm().item<double>(), Pow2(-50));
-    // Of numbers below 10: 1/T, the product, the sum, the quotient.
+    // Rounding errors of numbers below 10: 1/T, the product, the sum, the
+    // quotient.
     const Tensor off = (oracle.parameter("w") + mean / (mean.abs() + 1)).abs();
     EXPECT_LE(off.max().item<double>(), 4 * Pow2(-24));
   }

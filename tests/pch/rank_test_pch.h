@@ -1,4 +1,4 @@
-// torch_test_pch.h, for files that train on ranks.
+// This is torch_test_pch.h for files that train on ranks.
 #ifndef TESTS_PCH_RANK_TEST_PCH_H_
 #define TESTS_PCH_RANK_TEST_PCH_H_
 

@@ -1,4 +1,4 @@
-// What auto becomes, where rates and memory are given: the fastest that fits.
+// Given rates and memory, auto chooses the fastest way that fits.
 #include "engine/plan/auto_choice.h"
 
 #include <algorithm>
@@ -92,7 +92,8 @@ TEST_F(AutoChoiceTest, NothingIsLeftToAuto) {
   EXPECT_EQ(again.ShortDebugString(), choice.config.ShortDebugString());
 }
 
-// Of every amount of memory between the least and the most that ways need.
+// It tries every amount of memory between the least and the most that ways
+// need.
 TEST_F(AutoChoiceTest, TheFastestThatFits) {
   TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice all, Choose(kAny));
   std::vector<int64_t> peaks{all.chosen.peak_bytes};
@@ -127,8 +128,8 @@ TEST_F(AutoChoiceTest, MemoryIsBoughtWithTime) {
   EXPECT_GT(choice.chosen.seconds.recompute, 0);
 }
 
-// Where gathers are dear stage 3 is not worth what it saves; where every rank
-// updates everything and sending is free, it is.
+// Where gathers are expensive, stage 3 costs more than it saves; where every
+// rank updates everything and sending is free, it does not.
 TEST_F(AutoChoiceTest, RatesDecide) {
   config_.set_auto_micro_batch(false);
   config_.mutable_activation_checkpointing()->set_policy("full");
@@ -143,7 +144,8 @@ TEST_F(AutoChoiceTest, RatesDecide) {
   EXPECT_EQ(dear.chosen.stage, 0);
 }
 
-// Of many divisors some, down to 1: a large batch may need the smallest.
+// It tries some of many divisors, down to 1: a large batch may need the
+// smallest.
 TEST_F(AutoChoiceTest, SmallMicroBatchesOfALargeBatch) {
   config_.set_train_batch_size(2 * 1024);
   config_.mutable_zero_optimization()->set_stage(0);
@@ -170,8 +172,8 @@ TEST_F(AutoChoiceTest, MicroBatchesThatTheModelRefuses) {
                                      HasSubstr("too few")));
 }
 
-// Where memory is short states go to the disk, and parameters behind them: as
-// little as does.
+// Where memory is short states go to the disk, and parameters after them: as
+// little as suffices.
 TEST_F(AutoChoiceTest, AsMuchGoesToADiskAsHasTo) {
   config_.set_auto_micro_batch(false);
   config_.mutable_activation_checkpointing()->clear_policy();

@@ -91,7 +91,8 @@ absl::StatusOr<double> Train(GptImpl& gpt, Engine* engine, int steps) {
   return loss_value;
 }
 
-// "FOLDER BYTES [SAVE]": the way and why; trains and saves, or goes on.
+// `args` is "FOLDER BYTES [SAVE]". Returns the way and the reason; trains and
+// saves, or goes on.
 TESSERA_RANK_FUNCTION(WayAndReason) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
   int64_t memory = 0;
@@ -126,7 +127,7 @@ TESSERA_RANK_FUNCTION(StagesOfALoad) {
                       report.world_size);
 }
 
-// What auto has chosen, written out in another configuration, is the same.
+// The choices of "auto", written out in another configuration, give the same.
 TESSERA_RANK_FUNCTION(LossesOfBoth) {
   int64_t memory = 0;
   (void)absl::SimpleAtoi(args, &memory);
@@ -145,7 +146,8 @@ TESSERA_RANK_FUNCTION(LossesOfBoth) {
   return losses;
 }
 
-// "FOLDER BYTES": what goes to a disk, the losses, and those without.
+// `args` is "FOLDER BYTES". Returns what goes to a disk, the losses, and those
+// without offload.
 TESSERA_RANK_FUNCTION(LossesOffloaded) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
   int64_t memory = 0;

@@ -34,7 +34,7 @@ TEST_P(PlanModelsTest, IsTraced) {
                                 HasSubstr("[router] aten::nonzero")));
     return;
   }
-  // A product of a sparse matrix.
+  // This model has a product of a sparse matrix.
   if (name == "GraphNet") {
     EXPECT_THAT(trace, ::testing::Not(IsOk()));
     return;

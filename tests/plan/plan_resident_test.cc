@@ -1,6 +1,6 @@
-// Plans against the kernel: the most that a rank's proportional set size is in
-// the midst of training, in which pages, staging and what is kept for the next
-// step count, too.
+// Compares plans with the kernel: the largest proportional set size of a rank
+// during training, which includes pages, staging and what is kept for the next
+// step.
 //
 // Holes of malloc's heap are not a plan's: at LongGpt, whose activations are
 // blocks of a megabyte, they take 30 to 75 MiB beside some 110,
@@ -61,8 +61,9 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(const TruthModel& model,
   return Engine::Create(model.module, truth.config(), options);
 }
 
-// Base, and the peak of the third step. One step of a small model goes before:
-// what libtorch keeps for good, and the code of its kernels, is no training's.
+// Returns the base and the peak of the third step. One step of a small model
+// comes first: what libtorch keeps for good, and the code of its kernels, is
+// not counted for the training.
 TESSERA_RANK_FUNCTION(ResidentOfTraining) {
   const TruthCase truth = TruthCase::FromText(args);
   at::set_num_threads(1);

@@ -67,7 +67,7 @@ TEST(PlanSizeTest, SeventyBillionParametersOnAThousandRanks) {
             << " MiB taken\n"
             << plan->ToString();
   EXPECT_LT(taken, int64_t{200} << 20);
-  // What is known without a plan: 14 bytes a parameter, cut into 1024; norms
+  // These are known without a plan: 14 bytes a parameter, cut into 1024; norms
   // stay whole.
   EXPECT_NEAR(static_cast<double>(plan->parameters), 70.55e9, 0.01e9);
   const PlannedBytes& states = plan->stages[3].between_steps;

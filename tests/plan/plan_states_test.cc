@@ -20,7 +20,7 @@ TESSERA_RANK_FUNCTION(BytesOfStates) {
   return absl::StrCat(engine->state_bytes().optimizer);
 }
 
-// By algorithm, and none where a group is frozen.
+// States depend on the algorithm; a frozen group has none.
 TEST(PlanStatesTest, AreThoseOfEachGroup) {
   for (const char* const more :
        {"", " optimizer=Muon", " optimizer=SGD", " frozen=*.weight",

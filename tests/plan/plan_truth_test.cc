@@ -82,8 +82,8 @@ TESSERA_RANK_FUNCTION(ThirdStep) {
   if (truth.shared) options.communicator = world.communicator();
   TESSERA_ASSIGN_OR_RETURN(
       auto engine, Engine::Create(model.module, truth.config(), options));
-  // What is the program's own: some modules keep copies that they do not
-  // register.
+  // The program's own tensors do not count: some modules keep copies that they
+  // do not register.
   int64_t before = tensors.held_bytes() + ledger_before;
   for (const at::Tensor& buffer : model.module->buffers()) {
     before -= static_cast<int64_t>(buffer.nbytes());
@@ -157,8 +157,8 @@ TEST(PlanOwnedTest, ModulesOfEnginesAreRefused) {
   }
 }
 
-// What this rank has of its own: the head that it shows the others (shm), and
-// staging that is counted (gloo).
+// Returns the memory that this rank has for itself: the head that it shows the
+// others (shm), and staging that is counted (gloo).
 TESSERA_RANK_FUNCTION(BytesOfTransport) {
   const TruthCase truth = TruthCase::FromText(args);
   TESSERA_ASSIGN_OR_RETURN(auto engine,
@@ -244,7 +244,7 @@ TEST_P(PlanTruthTest, IsWhatARankHoldsAndSends) {
     const bool exact = truth.dtype == "fp32" && truth.units.empty() &&
                        (truth.model == "Gpt" || truth.model == "Llama");
     EXPECT_LE(std::abs(off), exact ? 0.1 : 5) << report->ToString();
-    // What has not left when it is wanted is not read.
+    // Activations that have not left when they are wanted are not read.
     if (truth.moved) {
       int64_t read = 0;
       ASSERT_TRUE(absl::SimpleAtoi(words[3], &read));
@@ -254,7 +254,7 @@ TEST_P(PlanTruthTest, IsWhatARankHoldsAndSends) {
     }
     // A step that is made early and dropped, or taken back, is made twice.
     if (!truth.disk.empty() && truth.accumulation > 1) {
-      // A part of the update before the first, and not all of the last one's.
+      // A part of an earlier update counts, and not all of the last one's.
       for (const auto& [planned_bytes, said] :
            {std::pair(stage.disk.written, words[2]),
             std::pair(stage.disk.read, words[3])}) {
@@ -290,7 +290,7 @@ std::string NameOfCase(const ::testing::TestParamInfo<std::string>& info) {
   return TruthCase::NameOf(info.param);
 }
 
-// Every `step`-th, or with TESSERA_TEST_CELLS=all all of them.
+// Returns every `step`-th text, or all with TESSERA_TEST_CELLS=all.
 Texts Some(const Texts& texts, size_t step) {
   if (EnvString("TESSERA_TEST_CELLS") == "all") return texts;
   Texts some;

@@ -1,8 +1,8 @@
-// Truth: engines that train, for plans to be compared with.
+// Truth trains engines, for plans to be compared with.
 //
 // A case is words: "Gpt stage=3 world=2 dtype=bf16 units=auto". The model is
 // Gpt (WideGpt, LongGpt: of 100 MB and more) or Llama, one of truth_models.cc,
-// or of sharding/trace/traced_models.h.
+// or one of sharding/trace/traced_models.h.
 #ifndef TESTS_PLAN_TRUTH_H_
 #define TESTS_PLAN_TRUTH_H_
 
@@ -33,18 +33,19 @@ struct TruthCase {
   bool shared = false;         // working copies
   int shard_group = 0;         // ranks; 0: all
   int accumulation = 1;
-  bool local = false;          // sharding.accumulation
-  bool keeps_heap = true;      // sharding.keep_freed_heap
-  std::string backend;         // of the ranks, if the configuration says it
+  bool local = false;      // sharding.accumulation
+  bool keeps_heap = true;  // sharding.keep_freed_heap
+  std::string backend;     // backend of the ranks, if the configuration has it
   int64_t prefetch = 100'000;  // elements
-  // activation_checkpointing; without units: none of it.
+  // Keys of activation_checkpointing; without units it is off.
   std::string units, policy = "full";
   int every = 1;
   int64_t budget = 0;  // bytes
-  // What stays goes to a disk; with policy "keep" all that is saved.
+  // Whether kept activations go to a disk; with policy "keep" these are all
+  // that is saved.
   bool moved = false;
-  // What of states and parameters is there: "", states, all, gradients (all,
-  // and these).
+  // What goes to a disk: "", "states", "all" (parameters, too), or "gradients"
+  // (these, too).
   std::string disk;
   std::string states = "fp32";  // optimizer.params.state_dtype
   std::string optimizer = "AdamW";
@@ -54,7 +55,7 @@ struct TruthCase {
 
   static TruthCase FromText(absl::string_view text);
   proto::Config config() const;
-  // For names of tests.
+  // Returns a name for tests.
   static std::string NameOf(absl::string_view text);
 };
 
@@ -63,16 +64,17 @@ struct TruthModel {
   std::function<at::Tensor()> loss;
 };
 const std::map<std::string, std::function<TruthModel()>>& OwnTruthModels();
-// Small enough to train, large enough that a copy of a unit shows.
+// Makes a model small enough to train, and large enough that a copy of a unit
+// shows.
 TruthModel MakeTruthModel(const std::string& name);
 
-// At the case's stage.
+// Plans at the case's stage.
 absl::StatusOr<PlanReport> PlanOf(const TruthCase& truth);
 
 absl::Status TrainSteps(const TruthModel& model, const TruthCase& truth,
                         Engine* engine, int steps);
 
-// An engine of the case after one step, on one thread. COLLECTIVE.
+// Returns an engine of the case after one step, on one thread. COLLECTIVE.
 absl::StatusOr<std::unique_ptr<Engine>> TrainedEngine(
     const TruthCase& truth, std::shared_ptr<Communicator> communicator);
 

@@ -100,7 +100,7 @@ struct VitModel : nn::Module {
   nn::Linear head{nullptr};
 };
 
-// An encoder and a decoder, which both use one table.
+// The model has an encoder and a decoder, which both use one table.
 struct TranslatorModel : nn::Module {
   static constexpr int64_t kDim = 128, kWords = 600;
   TranslatorModel() {

@@ -1,4 +1,4 @@
-// DeviceGroup: the collectives of ranks of one host on the device without
+// DeviceGroup gives ranks of one host collectives on the device without
 // hardware (testing/device/test_device.h), as GPUs have them: a
 // DeviceTransport (comm/device/device_transport.h) over what stands in the
 // place of c10d's NCCL here: the backend of GPUs that can open each other's
@@ -19,19 +19,20 @@
 
 namespace tessera {
 
-// What stands in NCCL's place, over memory that the ranks of `host` share. Of
-// `host` nothing is used afterwards, unless `meet` does. COLLECTIVE.
+// Makes the substitute for NCCL over memory that the ranks of `host` share.
+// `host` is not used afterwards, unless `meet` uses it. COLLECTIVE.
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeDeviceBackend(
     Communicator* host, c10::Device device, Meeting meet);
 
-// A group of the same ranks as `comm`, whose tensors are of `device` or the
-// CPU's; it can be split. `comm` itself if it is alone. COLLECTIVE. The same
-// one again for the same `comm` and device; lives as long as the process.
+// Returns a group of the same ranks as `comm`, whose tensors are on `device` or
+// the CPU; it can be split. Returns `comm` itself if it has one rank.
+// COLLECTIVE. Returns the same group for the same `comm` and device; it lives
+// as long as the process.
 absl::StatusOr<std::shared_ptr<Communicator>> DeviceGroup(
     const std::shared_ptr<Communicator>& comm, c10::Device device);
 
-// The same as `options` say, over `host`, which no other uses; `backend` null:
-// MakeDeviceBackend's. COLLECTIVE.
+// Makes a group with `options` over `host`, which nothing else uses. If
+// `backend` is null, it is MakeDeviceBackend's. COLLECTIVE.
 absl::StatusOr<std::shared_ptr<Communicator>> MakeDeviceGroup(
     DeviceTransportOptions options, std::shared_ptr<Communicator> host,
     c10::intrusive_ptr<c10d::Backend> backend = nullptr);

@@ -53,7 +53,7 @@ void AddToWords(const T* x, int64_t numel, int64_t first, double p,
   }
 }
 
-// The same memory, where the host finds it.
+// Returns the range at the address where the host finds the memory.
 StepRange RangeOnHost(StepRange range) {
   range.master = OnHost(range.master);
   for (void*& state : range.states) {
@@ -111,8 +111,8 @@ class TestDeviceKernels final : public DeviceKernels {
   }
 
  private:
-  // A device does all parts at once, so none may write what another one does: a
-  // block of states of 8 bits, say.
+  // A device does all parts at once, so none may write what another one does,
+  // such as a block of states of 8 bits.
   static void CheckApart(Formula formula, absl::Span<const StepPart> parts) {
     const char* end = nullptr;
     for (const StepPart& part : parts) {

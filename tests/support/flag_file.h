@@ -1,5 +1,5 @@
-// Flags that the ranks of a test raise for each other, outside of any group:
-// files. So nobody has to sleep for as long as another may take.
+// Raises flags between the ranks of a test, outside of any group, as files. So
+// nobody has to sleep for as long as another may take.
 //
 //   rank 0   Reduce() ... it has failed; RaiseFlag(folder + "/0")
 //   rank 1   AwaitFlag(folder + "/0")    and comes to nothing meanwhile
@@ -18,7 +18,7 @@ namespace tessera {
 
 inline void RaiseFlag(const std::string& path) { std::ofstream{path}; }
 
-// False if it is not raised within `patience`.
+// Returns false if the flag is not raised within `patience`.
 inline bool AwaitFlag(const std::string& path,
                       absl::Duration patience = absl::Seconds(30)) {
   const absl::Time deadline = absl::Now() + patience;

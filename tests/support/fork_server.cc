@@ -62,7 +62,7 @@ bool SendRequest(int socket, const std::string& environment, int stderr_fd,
          SendBytes(socket, environment.data(), environment.size());
 }
 
-// False at the end of the stream.
+// Returns false at the end of the stream.
 bool ReceiveRequest(int socket, std::string* environment, int fds[2]) {
   uint64_t bytes = 0;
   Message message(&bytes);
@@ -77,8 +77,8 @@ bool ReceiveRequest(int socket, std::string* environment, int fds[2]) {
   return ReceiveBytes(socket, environment->data(), bytes);
 }
 
-// In a rank: what exec would have made of it. It must be its new parent's child
-// before it asks to die with it.
+// Turns the process into a rank, as exec would have. It must be its new
+// parent's child before it asks to die with it.
 void BecomeRank(int server, pid_t test, const std::string& environment,
                 const int fds[2]) {
   while (getppid() != test) {
@@ -106,7 +106,7 @@ void BecomeRank(int server, pid_t test, const std::string& environment,
   }
 }
 
-// The rank's id in the server, 0 in the rank itself.
+// Returns the rank's id in the server, 0 in the rank itself.
 pid_t ForkOrphan() {
   int ids[2];
   if (pipe2(ids, O_CLOEXEC) != 0) return -errno;

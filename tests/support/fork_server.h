@@ -1,13 +1,13 @@
-// ForkServer: starts ranks as forks of one process that has loaded libtorch,
-// which takes a rank started by exec 0.4 s of a processor.
+// ForkServer starts ranks as forks of one process that has loaded libtorch.
+// Loading it costs a rank that is started by exec 0.4 s of processor time.
 //
 //   test process --exec--> server (one thread) --fork--> rank
 //                                              --fork--> rank ...
 //
 // A rank is a child of the test process, which becomes the reaper of orphans:
 // the server forks twice, and the process in between ends at once. So waitpid,
-// and death with the test process, are as for a rank that was started by exec.
-// What differs: ranks have the same addresses, so an order that depends on
+// and death with the test process, work as for a rank that was started by exec.
+// One thing differs: ranks have the same addresses, so an order that depends on
 // addresses is the same on all of them. Tests of launching and of killed ranks
 // use exec.
 //
@@ -29,13 +29,13 @@ using Environment = std::vector<std::pair<std::string, std::string>>;
 
 class ForkServer {
  public:
-  // The process's own, started by the first call: this program again, whose
-  // main() must begin with ServeForks. Its ranks have `OMP_NUM_THREADS` 1.
-  // Unavailable.
+  // Returns the process's server, which the first call starts: this program
+  // again, whose main() must begin with ServeForks. Its ranks have
+  // `OMP_NUM_THREADS` 1. Returns Unavailable.
   static absl::StatusOr<ForkServer*> Get();
 
-  // Starts a rank with `env` set, and its own ends of these two descriptors.
-  // Unavailable.
+  // Starts a rank with `env` set and with these two descriptors as its ends.
+  // Returns Unavailable.
   absl::StatusOr<pid_t> Fork(const Environment& env, int stderr_fd,
                              int socket_fd);
 
@@ -49,11 +49,11 @@ class ForkServer {
   const int socket_;
 };
 
-// In the server: serves until the test process ends, and returns in each rank.
-// Elsewhere: returns.
+// In the server, serves until the test process ends, and returns in each rank.
+// Elsewhere it returns at once.
 void ServeForks();
 
-// This process's own arguments.
+// Returns this process's own arguments.
 std::vector<std::string> OwnArgv();
 
 }  // namespace tessera

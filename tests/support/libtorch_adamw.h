@@ -1,5 +1,5 @@
-// libtorch's own fused AdamW, for tests that hold the engine or the oracle
-// against plain training.
+// Calls libtorch's own fused AdamW, for tests that compare the engine or the
+// oracle with plain training.
 #ifndef TESTS_SUPPORT_LIBTORCH_ADAMW_H_
 #define TESTS_SUPPORT_LIBTORCH_ADAMW_H_
 
@@ -45,7 +45,7 @@ inline void LibtorchAdamW(const at::Tensor& param, const at::Tensor& exp_avg,
                     o.lr, o.beta1, o.beta2, o.weight_decay, o.eps,
                     /*amsgrad=*/false, /*maximize=*/false);
   if (body) at::set_num_threads(threads);
-  // As the kernel itself: autograd hears nothing of it.
+  // Autograd does not see the write, as with the kernel itself.
   param.data().copy_(p.narrow(0, 0, numel).view(param.sizes()));
   exp_avg.copy_(m.narrow(0, 0, numel).view(param.sizes()));
   exp_avg_sq.copy_(v.narrow(0, 0, numel).view(param.sizes()));

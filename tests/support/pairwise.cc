@@ -9,11 +9,12 @@
 namespace tessera {
 namespace {
 
-// Above what pairs that are held already can take away.
+// This is more than pairs that are held already can take away.
 constexpr int64_t kFresh = int64_t{1} << 32;
 
-// What each pair of values (axis, value, other axis, other value) is worth to
-// the cell that has it: most if it is in none, and less for each that it is in.
+// PairWorths says what each pair of values (axis, value, other axis, other
+// value) is worth to the cell that has it: most if it is in none, and less for
+// each that it is in.
 class PairWorths {
  public:
   explicit PairWorths(const Choice& axes) : axes_(axes) {

@@ -1,5 +1,5 @@
-// Choices of values of several axes: all of them, or few of which every pair of
-// values is in some.
+// Enumerates choices of values of several axes: all of them, or few that
+// contain every pair of values.
 #ifndef TESTS_SUPPORT_PAIRWISE_H_
 #define TESTS_SUPPORT_PAIRWISE_H_
 
@@ -8,13 +8,13 @@
 
 namespace tessera {
 
-// A value of each axis; or how many values each has.
+// One value of each axis; or the number of values of each.
 using Choice = std::vector<size_t>;
 
 std::vector<Choice> AllChoices(const Choice& axes);
 
-// `count` choices that hold every pair; if these are too few a failure of the
-// test. Always the same ones.
+// Returns `count` choices that contain every pair; fails the test if these are
+// too few. Always returns the same ones.
 std::vector<Choice> Pairwise(const Choice& axes, size_t count);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// Programs that a test runs and watches: this test program again, told by a
-// variable to be something else than the test.
+// Runs programs that a test watches: this test program again, which a variable
+// turns into something else than the test.
 #ifndef TESTS_SUPPORT_PROCESS_H_
 #define TESTS_SUPPORT_PROCESS_H_
 
@@ -17,13 +17,14 @@ namespace tessera {
 using Env = std::vector<std::pair<std::string, std::string>>;
 
 struct Finished {
-  int code = -1;  // as a shell gives it; -1: had to be killed
+  int code = -1;  // as a shell reports it; -1: had to be killed
   std::string out;
   std::string err;
   absl::Duration took;
 };
 
-// A child. It is killed when this object goes, and when the test program ends.
+// A child. It is killed when this object is destroyed, and when the test
+// program ends.
 class Process {
  public:
   Process(std::vector<std::string> args, Env env);
@@ -33,12 +34,12 @@ class Process {
 
   pid_t pid() const { return pid_; }
 
-  // Until both pipes are at their end, which is when nobody is left who has
-  // them: neither the process nor its ranks.
+  // Waits until both pipes are at their end, which is when neither the process
+  // nor its ranks have them any more.
   Finished Finish(absl::Duration allowed = absl::Seconds(60));
-  // Until stdout has `count` lines.
+  // Waits until stdout has `count` lines.
   bool WaitForLines(int count);
-  // What has come of it so far.
+  // Returns its output so far.
   const std::string& out() const { return text_[0]; }
 
  private:
@@ -64,7 +65,7 @@ class ListeningPort {
   int port_;
 };
 
-// A port on which nobody listened a moment ago.
+// Returns a port on which nobody listened a moment ago.
 int FreePort();
 
 }  // namespace tessera

@@ -1,8 +1,10 @@
-// What a RankPool and its ranks (tests/support/rank_pool.h) tell each other.
+// Defines what a RankPool and its ranks (tests/support/rank_pool.h) send each
+// other.
 //
 // A frame is its length (8 bytes, little-endian) and that many bytes. A request
-// holds the frames name and args; an answer one byte for each of "the
-// communicator has failed" and the status code, then the message or string.
+// holds the frames name and args. An answer holds one byte that says whether
+// the communicator has failed, one with the status code, and the message or
+// string.
 #ifndef TESTS_SUPPORT_RANK_FRAMES_H_
 #define TESTS_SUPPORT_RANK_FRAMES_H_
 
@@ -32,7 +34,8 @@ inline std::string Frame(absl::string_view bytes) {
   return frame;
 }
 
-// The first frame of `*in`, taken out of it, or nullopt if it is not all there.
+// Removes the first frame from `*in` and returns it; nullopt if it is
+// incomplete.
 inline std::optional<std::string> TakeFrame(std::string* in) {
   uint64_t length = 0;
   if (in->size() < sizeof(length)) return std::nullopt;
@@ -53,7 +56,7 @@ inline bool SendAll(int fd, absl::string_view bytes) {
   return true;
 }
 
-// Appends what there is; false at the end of the stream.
+// Appends what there is; returns false at the end of the stream.
 inline bool ReadSome(int fd, std::string* to) {
   char buffer[64 << 10];
   ssize_t got = 0;

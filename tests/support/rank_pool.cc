@@ -92,8 +92,8 @@ absl::Status RankPool::Start() {
   return absl::OkStatus();
 }
 
-// By exec where libraries must be loaded anew: for another number of OpenMP's
-// threads, and for CUDA, which does not survive a fork.
+// Ranks are started by exec where libraries must be loaded anew: for another
+// number of OpenMP's threads, and for CUDA, which does not survive a fork.
 absl::StatusOr<pid_t> RankPool::StartProcess(const Environment& env,
                                              int stderr_fd,
                                              int socket_fd) const {

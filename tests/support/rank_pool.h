@@ -1,4 +1,4 @@
-// RankPool: ranks as processes, for tests of more than one rank.
+// RankPool runs ranks as processes, for tests of more than one rank.
 //
 //   TESSERA_RANK_FUNCTION(SumOfRanks) {  // (const World& world,
 //     at::Tensor t = ...;                //  absl::string_view args)
@@ -13,18 +13,18 @@
 //     }
 //   }
 //
-// The ranks are this test program, run again W times
-// (tests/support/fork_server.h makes that cheap); they join one world as the
-// ranks of --world=W do, and then wait for work, so that one start serves all
-// cases. The program's main() must be that of tests/support/rank_main.cc.
+// The ranks are this test program, started W times (tests/support/fork_server.h
+// makes that cheap). They join one world as the ranks of --world=W do, and then
+// wait for work, so that one start serves all cases. The program's main() must
+// be that of tests/support/rank_main.cc.
 //
 //   test process ==socketpair==> rank r      name and args; binary-safe
 //                <==socketpair==             Status or string
 //                <----pipe------ stderr      kept for messages; stdout is free
 //
-// A rank that dies, does not answer in time or whose communicator has failed
-// costs the pool: all its ranks are ended, and the next Run starts new ones.
-// State that a rank function leaves in its process is seen by the next one.
+// If a rank dies, does not answer in time or its communicator has failed, all
+// ranks of the pool are ended, and the next Run starts new ones. State that a
+// rank function leaves in its process is visible to the next one.
 //
 // Threads: calls come from one thread, the one that lives to the end.
 #ifndef TESTS_SUPPORT_RANK_POOL_H_
@@ -61,20 +61,22 @@ using RankFunction = absl::StatusOr<std::string> (*)(const World& world,
 
 bool RegisterRankFunction(const char* name, RankFunction function);
 
-// What TESSERA_TEST_BACKEND says, or shm.
+// Returns the value of TESSERA_TEST_BACKEND, or shm.
 std::string DefaultBackend();
-// Where that is hierarchical ranks 0 and 1 are told that they are on one host,
-// 2 and 3 on the next, and so on: the memory group (WorldOptions) of `rank`.
+// Returns the memory group (WorldOptions) of `rank`. For the hierarchical
+// backend ranks 0 and 1 are on one host, 2 and 3 on the next, and so on.
 std::string DefaultMemoryGroup(int rank);
 
 struct RankPoolOptions {
   int world_size = 2;
-  // Shorter than Run's deadline, so that a hang is told by who waits for what.
+  // This is shorter than Run's deadline, so that a hang is reported by who
+  // waits for what.
   absl::Duration collective_timeout = absl::Seconds(40);
-  // Not kAnnounceGrace: what ends by it would take seconds.
+  // This is shorter than kAnnounceGrace, since tests that end by it would take
+  // seconds.
   absl::Duration announce_grace = absl::Seconds(1);
   std::string backend = DefaultBackend();  // as in WorldOptions
-  // By rank: its host. Empty: DefaultMemoryGroup.
+  // The host of each rank. Empty: DefaultMemoryGroup.
   std::vector<int> hosts;
   int threads_per_rank = 1;
 };
@@ -83,14 +85,14 @@ class RankPool {
  public:
   using Answers = std::vector<absl::StatusOr<std::string>>;  // by rank
 
-  // The program's pool of `world_size` ranks (1 is a world too).
+  // Returns the program's pool of `world_size` ranks (1 is allowed).
   static RankPool* Get(int world_size);
-  // A pool of its own.
+  // Makes a separate pool.
   explicit RankPool(RankPoolOptions options);
   ~RankPool();
   // Ends the ranks of all pools that Get has made.
   static void EndAll();
-  // How often ranks were started, by all pools, and what that took.
+  // How often ranks were started, by all pools, and how long that took.
   struct Starts {
     int count = 0;
     absl::Duration time;
@@ -105,9 +107,9 @@ class RankPool {
   Answers Run(absl::string_view function, absl::string_view args,
               absl::Duration deadline = absl::Seconds(60));
 
-  // What `rank` wrote to stderr during the last Run.
+  // Returns what `rank` wrote to stderr during the last Run.
   const std::string& stderr_of(int rank) const { return ranks_[rank].err; }
-  // The process of `rank`, or 0; for tests that harm it.
+  // Returns the process of `rank`, or 0; for tests that harm it.
   pid_t pid(int rank) const { return ranks_[rank].pid; }
 
  private:
@@ -115,8 +117,8 @@ class RankPool {
     pid_t pid = 0;
     int socket = -1;
     int err_pipe = -1;
-    std::string in;   // received and not yet understood
-    std::string err;  // of the last Run
+    std::string in;   // received and not yet parsed
+    std::string err;  // stderr of the last Run
     bool answered = false;
     bool unusable = false;  // its communicator has failed
   };
@@ -125,9 +127,10 @@ class RankPool {
   absl::Status StartRank(int r);
   absl::StatusOr<pid_t> StartProcess(const Environment& env, int stderr_fd,
                                      int socket_fd) const;
-  void End();  // kindly, then not
+  void End();  // asks first, then kills
   void KillAll();
-  // Asks all; reads until all have answered or died, or `allowed` is over.
+  // Sends the request to all; reads until all have answered or died, or
+  // `allowed` is over.
   Answers Exchange(absl::string_view request, absl::string_view name,
                    absl::Duration allowed);
   void Poll(Answers* answers, absl::Time deadline);
@@ -142,7 +145,7 @@ class RankPool {
   bool running_ = false;
 };
 
-// In a rank: serves the pool and ends the process. Elsewhere: returns. For
+// In a rank, serves the pool and ends the process. Elsewhere it returns. For
 // tests/support/rank_main.cc.
 void ServeIfRank(int* argc, char** argv);
 

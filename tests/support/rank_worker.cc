@@ -1,4 +1,4 @@
-// A rank's side of a RankPool.
+// Implements a rank's side of a RankPool.
 #include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -55,7 +55,7 @@ absl::StatusOr<std::string> RunFunction(const World& world,
   return CatchTorch(name, [&] { return function->second(world, args); });
 }
 
-// Ends when the pool closes its end.
+// Serves until the pool closes its end.
 void Serve(const World& world) {
   std::string in;
   while (true) {

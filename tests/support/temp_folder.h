@@ -1,4 +1,4 @@
-// TempFolder: a folder of a test's own, gone with it.
+// TempFolder is a folder of a test, removed with the object.
 #ifndef TESTS_SUPPORT_TEMP_FOLDER_H_
 #define TESTS_SUPPORT_TEMP_FOLDER_H_
 

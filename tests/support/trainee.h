@@ -1,5 +1,5 @@
-// Trainee: a test model and its engine on one rank, for tests that make the
-// engine's calls one by one; and what they compare with.
+// Trainee is a test model and its engine on one rank, for tests that make the
+// engine's calls one by one, and compare the result.
 #ifndef TESTS_SUPPORT_TRAINEE_H_
 #define TESTS_SUPPORT_TRAINEE_H_
 
@@ -23,8 +23,8 @@
 namespace tessera {
 
 struct Trainee {
-  // COLLECTIVE. The second is for a configuration that a TrainingSpec cannot
-  // say.
+  // COLLECTIVE. The second form takes a configuration that a TrainingSpec
+  // cannot express.
   static absl::StatusOr<Trainee> Make(const TrainingSpec& spec,
                                       std::shared_ptr<Communicator> comm);
   static absl::StatusOr<Trainee> Make(std::shared_ptr<TestModel> model,
@@ -37,7 +37,7 @@ struct Trainee {
   absl::Status Backward(int64_t micro_batch, BackwardOptions options = {});
   absl::Status TrainStep(int64_t micro_batch);
   at::Tensor parameter(const std::string& name) const;
-  // The end of a scenario: what the parameters are. Closes the engine.
+  // Ends a scenario: returns the parameters as text, and closes the engine.
   absl::StatusOr<std::string> Finish();
 
   int rank = 0;
@@ -45,23 +45,24 @@ struct Trainee {
   std::unique_ptr<Engine> engine;
 };
 
-// What was expected to fail did so; an error that says otherwise.
+// Returns an error unless `got` has the code `code`.
 absl::Status ExpectCode(absl::StatusCode code, const absl::Status& got);
 
-// Runs a rank function on RankPool::Get(world_size): the answers of all ranks,
-// errors as text. A hang is an error after the deadline.
+// Runs a rank function on RankPool::Get(world_size) and returns the answers of
+// all ranks, errors as text. A hang is an error after the deadline.
 std::vector<std::string> RunOnRanks(
     int world_size, absl::string_view function, absl::string_view args,
     absl::Duration deadline = absl::Seconds(40));
 
-// Splits the first line off each text.
+// Removes the first line of each text and returns these lines.
 std::vector<std::string> TakeFirstLines(std::vector<std::string>* texts);
 
-// The loss of the micro-batch whose turn it is; of a given one.
+// Return the loss of the current micro-batch, or of a given one.
 Oracle::Loss OwnLoss();
 Oracle::Loss LossOf(int64_t micro_batch);
 
-// All answers are the parameters that the oracle has after these steps.
+// Expects that all answers are the parameters that the oracle has after these
+// steps.
 void ExpectParameters(const std::vector<std::string>& answers,
                       const TrainingSpec& spec, int world_size,
                       const std::vector<Oracle::Loss>& steps);

@@ -37,7 +37,7 @@ std::optional<at::Device> DeviceOf(const TrainingSpec& spec) {
   return testdevice::TestDevice(std::stoi(spec.device));
 }
 
-// Of two kernels of a GPU, that whose bits are the same in each run.
+// Chooses GPU kernels whose bits are the same in each run.
 void ChooseKernels(const TrainingSpec& spec) {
   if (spec.OracleDevice().is_cpu()) return;
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
@@ -106,7 +106,7 @@ TESSERA_RANK_FUNCTION(Train) {
   return ToText(record);
 }
 
-// Names of distinct parameters, as the oracle has them.
+// Returns the names of distinct parameters, as the oracle has them.
 std::vector<std::string> ParameterNames(const torch::nn::Module& module) {
   std::vector<std::string> names;
   std::vector<const void*> seen;

@@ -1,6 +1,5 @@
-// Training: one run of a test model, by the engine on this rank or by the
-// oracle for all ranks, and what came of it as lines of text that must be
-// equal.
+// Runs a training of a test model, by the engine on this rank or by the oracle
+// for all ranks, and records its results as lines of text that must be equal.
 //
 //   step 2, micro-batch 0: loss 0x1.8p+0
 //   step 2: gradient of out.bias 5 float 0123456789abcdef
@@ -29,23 +28,24 @@ namespace tessera {
 
 using Record = std::vector<std::string>;
 
-// The model as every rank builds it; the default generator is then that of the
-// rank.
+// Builds the model as every rank does; then the default generator is the
+// rank's.
 std::shared_ptr<TestModel> BuildModel(absl::string_view name, int rank);
 
-// The same by ConstructSharded. COLLECTIVE.
+// Builds the model by ConstructSharded. COLLECTIVE.
 absl::StatusOr<std::shared_ptr<TestModel>> ConstructModel(
     absl::string_view name, int64_t budget, std::shared_ptr<Communicator> comm);
 
-// Before anything is made for TrainingSpec::device, if it is one without
-// hardware: it draws what the oracle does, whose draws are all of the CPU's
-// generator.
+// Call it before anything is made for TrainingSpec::device. On a device without
+// hardware it makes random numbers those of the oracle, which come from the
+// CPU's generator.
 void PrepareDevice(const TrainingSpec& spec, int rank);
-// Its collectives are those of devices, unless it is "host": then they are the
-// host's, with copies. Others' are what the ranks have. COLLECTIVE.
+// Returns the communicator to train with: on a device without hardware the
+// collectives of devices, except for "host"; otherwise `comm`, whose
+// collectives run on the host, with copies. COLLECTIVE.
 absl::StatusOr<std::shared_ptr<Communicator>> CommunicatorOf(
     const TrainingSpec& spec, std::shared_ptr<Communicator> comm);
-// What it has been given out of order so far.
+// Returns an error if the device was given something out of order so far.
 absl::Status CheckFaults(const TrainingSpec& spec);
 
 // COLLECTIVE.
@@ -53,42 +53,44 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
     std::shared_ptr<torch::nn::Module> model, const TrainingSpec& spec,
     std::shared_ptr<Communicator> comm);
 
-// The two parts of a record: steps [first, spec.steps), and the state after
-// them. COLLECTIVE.
+// Record the two parts: steps [first, spec.steps), and the state after them.
+// COLLECTIVE.
 absl::Status TrainSteps(Engine& engine, TestModel& model,
                         const TrainingSpec& spec, int rank, int first,
                         Record* record);
 absl::Status AddFinalState(Engine& engine, const TestModel& model,
                            Record* record);
 
-// Both, from the start. COLLECTIVE. The model is closed and plain at the end.
+// Does both, from the start. COLLECTIVE. The model is closed and plain at the
+// end.
 absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
                                        std::shared_ptr<Communicator> comm);
-// The records of all ranks. What gives the same result is trained once per
-// process.
+// Returns the records of all ranks. Runs with the same result are trained once
+// per process.
 const std::vector<Record>& TrainWithOracle(const TrainingSpec& spec,
                                            int world_size);
-// Trains `spec` on ranks of RankPool::Get(world_size) and here, and expects the
-// same.
+// Trains `spec` on ranks of RankPool::Get(world_size) and by the oracle here,
+// and expects equal records.
 void ExpectEqualsOracle(const TrainingSpec& spec, int world_size);
 
-// The lines of parameters alone. The first is COLLECTIVE.
+// Return the lines of parameters alone. The first is COLLECTIVE.
 absl::StatusOr<Record> ParametersOf(Engine& engine,
                                     const torch::nn::Module& model);
 Record ParametersOf(const Oracle& oracle);
 
-// Of a record: a loss; a parameter; buffers and the generator's state.
+// Write parts of a record: a loss; a parameter; buffers and the generator's
+// state.
 std::string LossLine(int step, int micro_batch, const at::Tensor& loss);
 std::string ParameterLine(const std::string& name, const at::Tensor& value);
 void AddState(const torch::nn::Module& module, const at::Tensor& generator,
               Record* record);
 
-// "" if equal; else the first line that differs, both ways.
+// Returns "" if equal, otherwise the first line that differs, from both.
 std::string FirstDifference(const Record& expected, const Record& got);
 std::string ToText(const Record& record);
 Record RecordFromText(absl::string_view text);
 
-// Sizes, dtype and fingerprint; "none" for an undefined tensor.
+// Returns sizes, dtype and fingerprint; "none" for an undefined tensor.
 std::string PrintOf(const at::Tensor& tensor);
 
 }  // namespace tessera

@@ -220,7 +220,7 @@ proto::Optimizer OptimizerOf(const TrainingSpec& spec) {
   return optimizer;
 }
 
-// As Verify reads it.
+// The form is the one that Verify reads.
 void SetOptimizer(const TrainingSpec& spec, int world_size,
                   OracleOptions* options) {
   proto::Config config;

@@ -1,4 +1,4 @@
-// TrainingSpec: what a run of a test model is, for the engine and the oracle.
+// TrainingSpec describes a run of a test model, for the engine and the oracle.
 #ifndef TESTS_SUPPORT_TRAINING_SPEC_H_
 #define TESTS_SUPPORT_TRAINING_SPEC_H_
 
@@ -13,17 +13,17 @@ namespace tessera {
 
 struct TrainingSpec {
   static constexpr uint64_t kModelSeed = 20;
-  static constexpr uint64_t kRankSeed = 7000;  // of rank 0
+  static constexpr uint64_t kRankSeed = 7000;  // that of rank 0
 
-  // What is computed. Dtypes are "fp32", "bf16" or "fp16".
+  // What is computed follows. Dtypes are "fp32", "bf16" or "fp16".
   std::string model = "Mlp";
   int steps = 3;
   int accumulation = 1;
   // proto::Optimizer as text without spaces.
   std::string optimizer = "type:'AdamW',params{lr:0.01,weight_decay:0.1}";
-  std::string dtype = "fp32";              // of parameters; fp32: as they are
+  std::string dtype = "fp32";              // of parameters; fp32: unchanged
   bool fp32_norms = false;                 // except those of norms
-  std::string buffer_dtype;                // of buffers; "": as they are
+  std::string buffer_dtype;                // of buffers; "": unchanged
   std::string reduce_dtype;                // communication_data_type, or ""
   std::string gradient_dtype;              // grad_accum_dtype, or ""
   bool narrow_masters = false;             // master_dtype is `dtype`
@@ -34,7 +34,7 @@ struct TrainingSpec {
   double clipping_norm = 2;
   double clipping_value = 0;  // of elements; 0: none
   double adaptive = 0;        // adaptive_gradient_clipping
-  // Ranks have unequal numbers of samples, some none.
+  // Whether ranks have unequal numbers of samples, some of them none.
   bool weights = false;
   bool check_overflow = true;  // with bf16
   double loss_scale = 0;       // with fp16; 0: dynamic, that is:
@@ -42,16 +42,18 @@ struct TrainingSpec {
   int loss_scale_window = 1000;
   int hysteresis = 2;
   int min_loss_scale = 1;
-  // Of sharding.shard_group_size: decides in which order sums run, but at stage
-  // 0. 0: all ranks.
+  // The value of sharding.shard_group_size, which decides in which order sums
+  // run, except at stage 0. 0: all ranks.
   int shard_group = 0;
-  // torch::optim::AdamW's bits: those of the CPU on all devices.
+  // Whether AdamW has the bits of torch::optim::AdamW: those of the CPU, on all
+  // devices.
   bool libtorch_exact = false;
   bool libtorch_fused = false;
   bool gradients = false;  // every step's gradients go into the record
   bool outcomes = false;   // and so do its scale and norm
 
-  // How; the result is the same. -1: the configuration's default.
+  // How it is computed follows; the result is the same. -1: the configuration's
+  // default.
   int stage = 0;
   bool overlap = true;  // overlap_comm
   std::string reshard;  // reshard_after_forward: "true", "false", a number
@@ -63,46 +65,47 @@ struct TrainingSpec {
   int64_t max_live_parameters = -1;
   int64_t max_reuse_distance = -1;
   int64_t reduce_bucket_size = -1;
-  // activation_checkpointing: "", or "units/policy/check" ("auto/full").
+  // The value of activation_checkpointing: "", or "units/policy/check"
+  // ("auto/full").
   std::string recompute;
-  // activation_checkpointing.offload: "cpu" or "nvme"; "": none.
+  // The value of activation_checkpointing.offload: "cpu" or "nvme"; "": none.
   std::string activations;
-  // Of offload_optimizer to nvme: the ratio; below 0: none. And of
-  // offload_param: max_in_cpu. Or both to "cpu", which means something on a
-  // device.
+  // Offload of optimizer states to nvme: the ratio; below 0: none. And of
+  // parameters: max_in_cpu. Or both to "cpu", which has an effect on a device.
   std::string tier = "nvme";
   double states_on_disk = -1;
   int64_t parameters_in_memory = -1;
   std::string parameters_tier;     // if not `tier`
   bool gradients_on_disk = false;  // with states_on_disk
-  // A device of Engine::Offload, which is called after the first step; two
-  // steps later Reload. Not of parameters unless `served` is "off". "":
-  // neither.
+  // The device for Engine::Offload, which is called after the first step;
+  // Reload follows two steps later. Parameters move only if `served` is "off".
+  // "": neither is called.
   std::string moved;
   bool poison = false;  // SetPoisonOnFree
-  // A number: of a device without hardware (testing/device), on which the
-  // engine trains while another is the current one; "1/workers": with a thread
-  // for each stream; "1/host": with collectives in the memory of the host, as
-  // if it had none. "cuda:0": there, and so does the oracle. "": the CPU.
+  // A number N means device N without hardware (testing/device), on which the
+  // engine trains while another one is current. "1/workers" has a thread for
+  // each stream; "1/host" has collectives in host memory, as if the device had
+  // none. "cuda:0" is that GPU, also for the oracle; "" is the CPU.
   std::string device;
-  // Built by ConstructSharded with so many bytes; 0: plainly.
+  // Bytes for ConstructSharded, which builds the model; 0: it is built plainly.
   int64_t construct_budget = 0;
-  // proto::Config as text without spaces, for what changes no result.
+  // proto::Config as text without spaces, for settings that do not change the
+  // result.
   std::string more;
 
-  // "model=Gpt stage=3", what is not as above, and back. Of two fields of a
-  // name the first one counts.
+  // Converts to "model=Gpt stage=3", the fields that differ from the defaults,
+  // and back. Of two fields with one name the first one counts.
   std::string ToText() const;
   static TrainingSpec FromText(absl::string_view text);
-  // The device that the oracle trains on, too.
+  // Returns the device that the oracle also trains on.
   at::Device OracleDevice() const;
-  // Of what goes to a disk.
+  // Returns the folder for what goes to a disk.
   static std::string SwapFolder();
-  // Text that is equal if the result is.
+  // Returns a text that is equal if the result is.
   std::string ResultText() const;
 };
 
-// A rank's number of samples in a micro-batch, with `weights`.
+// Returns a rank's number of samples in a micro-batch, with `weights`.
 double WeightOf(int rank, int64_t micro_batch);
 
 proto::Config ConfigOf(const TrainingSpec& spec);

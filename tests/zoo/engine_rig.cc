@@ -1,4 +1,4 @@
-// A variant by the engine.
+// Runs a variant with the engine.
 #include <torch/torch.h>
 
 #include <optional>
@@ -89,8 +89,8 @@ class EngineTraining : public Training {
   std::vector<std::string> unable_;
 };
 
-// The data of a part, the same whenever it runs; those of a part within it come
-// from there.
+// The data of a part, which are the same whenever it runs; those of a part
+// within it come from there.
 struct Draws {
   Draws* outer;
   std::shared_ptr<std::vector<Tensor>> known;
@@ -152,7 +152,7 @@ class EngineRig : public Rig {
     EngineOptions options;
     options.communicator = comm_;
     if (way_ == "Stage3Recompute") {
-      // The outermost: the module's children, of a list each.
+      // The outermost modules are the module's children, or for a list its own.
       options.is_recomputed = [](const nn::Module& m, absl::string_view path) {
         return !path.empty() &&
                dynamic_cast<const nn::ModuleListImpl*>(&m) == nullptr;

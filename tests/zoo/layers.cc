@@ -1,4 +1,4 @@
-// Variants: kinds of layers and of parameters.
+// Variants of kinds of layers and of parameters.
 #include <torch/torch.h>
 
 #include <memory>
@@ -32,7 +32,7 @@ ZOO_VARIANT(WeightNorm) {
   });
 }
 
-// A step of the power iteration at each forward, in a buffer.
+// Each forward makes a step of the power iteration, in a buffer.
 ZOO_VARIANT(SpectralNorm) {
   auto net =
       std::make_shared<Weights>(std::vector<std::vector<int64_t>>{{7, 5}});
@@ -155,7 +155,7 @@ ZOO_VARIANT(IntegersAndBooleans) {
   });
 }
 
-// The same module, and the same parameter, under two names.
+// A module and a parameter have two names each.
 ZOO_VARIANT(SharedByTwoModules) {
   auto net = std::make_shared<nn::Module>();
   nn::Linear first = net->register_module("first", nn::Linear(5, 5));

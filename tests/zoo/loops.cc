@@ -1,4 +1,4 @@
-// Variants: loops that do more than forward, Backward and Step.
+// Variants of loops that do more than forward, Backward and Step.
 #include <torch/torch.h>
 
 #include <memory>
@@ -128,7 +128,7 @@ ZOO_VARIANT(FunctionOfTheUsers) {
   });
 }
 
-// Forward again in backward: a reentrant checkpoint.
+// Checkpoint runs forward again in backward: a reentrant checkpoint.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x,
                         nn::Linear layer) {
@@ -282,7 +282,7 @@ ZOO_VARIANT(ZeroGradEverywhere) {
   }
 }
 
-// The optimizer of the user's own loop, to the bit.
+// The engine has the bits of the optimizer of the user's own loop.
 ZOO_VARIANT(AdamWOfTorchOptim) {
   auto net = std::make_shared<Net>();
   Recipe recipe;

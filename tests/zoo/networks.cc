@@ -1,4 +1,4 @@
-// Variants: whole networks.
+// Variants that are whole networks.
 #include <torch/torch.h>
 
 #include <tuple>

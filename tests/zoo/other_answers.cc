@@ -1,4 +1,5 @@
-// Which variants cannot be computed again, or keep their activations, and why.
+// Lists which variants cannot be recomputed, or keep their activations, and
+// why.
 #include "tests/zoo/other_answers.h"
 
 #include <algorithm>
@@ -6,7 +7,8 @@
 namespace tessera::zoo {
 namespace {
 
-// Of Stage3Checkpointed: what a function may not do that runs again.
+// The table has what a function that runs again may not do
+// (Stage3Checkpointed).
 const std::vector<OtherAnswer> kCheckpointed = {
     {"writes parameter",
      "a region may not write parameters: backward would write them again",
@@ -17,8 +19,8 @@ const std::vector<OtherAnswer> kCheckpointed = {
      {"MixtureOfExpertsOfTheRanksChoice", "TruncatedBackpropagation"}},
 };
 
-// Of Stage3Recompute: what keeps its activations by the tape, on some rank at
-// least.
+// The table has the variants whose activations the tape keeps
+// (Stage3Recompute), at least on some rank.
 const std::vector<OtherAnswer> kRecomputed = {
     {"nothing was given up",
      "the parameters are the module's own, it has no children",

@@ -1,5 +1,5 @@
-// OtherAnswer: of a way of running the zoo's variants, those that it does not
-// serve as it does the rest.
+// OtherAnswer lists, for a way of running the zoo's variants, those variants
+// that it does not serve like the rest.
 #ifndef TESTS_ZOO_OTHER_ANSWERS_H_
 #define TESTS_ZOO_OTHER_ANSWERS_H_
 
@@ -11,13 +11,13 @@
 namespace tessera::zoo {
 
 struct OtherAnswer {
-  std::string text;  // a part of what some rank answers, and not "equal"
+  std::string text;  // a part of some rank's answer, other than "equal"
   std::string why;
   std::vector<std::string> variants;
 };
 
-// Null: the variant is served. If one that is found is served, too, the test
-// fails: it does not belong here any more.
+// Returns null if the variant is served. If a listed one is served, too, the
+// test fails: it no longer belongs here.
 const OtherAnswer* FindOtherAnswer(absl::string_view way,
                                    absl::string_view variant);
 

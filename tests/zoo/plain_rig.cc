@@ -1,4 +1,4 @@
-// A variant by plain libtorch: the reference.
+// Runs a variant with plain libtorch: the reference.
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
@@ -31,10 +31,9 @@ bool IsNorm(nn::Module& m) {
          m.as<nn::InstanceNorm2d>() != nullptr;
 }
 
-// torch.optim.AdamW(fused=True) of one parameter. Zeros at the end send all
-// elements of a float32 one through the kernel's vectorised body:
-// docs/design.md
-// ("Optimizer and layout") says that its bits are meant, not those of the
+// Steps one parameter as torch.optim.AdamW(fused=True). Zeros at the end send
+// all elements of a float32 one through the kernel's vectorised body:
+// docs/design.md ("Optimizer and layout") promises its bits, not those of the
 // scalar code for the last few.
 void FusedAdamW(const Tensor& master, const Tensor& exp_avg,
                 const Tensor& exp_avg_sq, const Tensor& gradient, int64_t step,
@@ -140,7 +139,7 @@ void PlainTraining::Backward(const Tensor& loss, Loss options) {
   Reduce();
 }
 
-// What DistributedDataParallel does, by an all-gather.
+// Reduces as DistributedDataParallel does, by an all-gather.
 void PlainTraining::Reduce() {
   torch::NoGradGuard no_grad;
   std::string mine;
@@ -187,7 +186,7 @@ void PlainTraining::Average(Parameter* p,
   p->gradient = p->gradient.defined() ? p->gradient + mean : mean;
 }
 
-// Of gradients: what the loss scale and clipping ask for.
+// Returns the factor of gradients for the loss scale and clipping.
 double PlainTraining::Factor() const {
   if (recipe_.clipping == 0) return 1 / scale_;
   long double squares = 0;
@@ -211,7 +210,7 @@ void PlainTraining::Step() {
   for (Parameter& p : parameters_) {
     if (!p.gradient.defined()) continue;
     const Tensor values = Reals(p.tensor.detach());
-    // What the program wrote.
+    // These are the program's values.
     const Tensor rounded = p.master.to(values.scalar_type());
     p.master.copy_(torch::where(rounded == values, p.master,
                                 values.to(p.master.scalar_type())));
@@ -245,7 +244,7 @@ Tensor PlainTraining::UnderAutocast(const std::function<Tensor()>& forward) {
   return loss;
 }
 
-// 16-bit parameters become what their masters are.
+// Sets 16-bit parameters to their masters.
 void PlainTraining::Close() {
   torch::NoGradGuard no_grad;
   for (Parameter& p : parameters_) {

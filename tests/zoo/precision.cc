@@ -1,6 +1,6 @@
-// Variants: parameters of 16 bits, and autocast. Where inputs are cast by the
-// engine (docs/design.md, "Casts of inputs"), a plain loop writes the casts
-// out.
+// Variants with parameters of 16 bits, and with autocast. Where the engine
+// casts inputs (docs/design.md, "Casts of inputs"), a plain loop writes the
+// casts out.
 #include <torch/torch.h>
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Variants: programs that read or write parameters beside the training, train
+// Variants of programs that read or write parameters beside the training, train
 // two modules, or differ between ranks.
 #include <torch/torch.h>
 

@@ -1,18 +1,18 @@
-// Rig: what a training loop of the zoo is written against, so that one text of
-// it runs by an engine and, as the reference, by plain libtorch.
+// Rig is what a training loop of the zoo is written against, so that the same
+// text runs with an engine and, as the reference, with plain libtorch.
 //
 //   ZOO_VARIANT(Siamese) {
 //     auto net = std::make_shared<Tower>();
 //     rig.TrainOn(net, [&] { return net->Loss(rig.Randn({4, 6})); });
 //   }
 //
-// By plain libtorch a rank's backward is libtorch's own; gradients are averaged
-// as docs/design.md promises, (g0 + g1 + ...) / W in rank order, in the
-// parameter's dtype; the optimizer is at::_fused_adamw_ of whole masters, in
-// float32 where parameters have 16 bits. Nothing of the engine or of verify's
-// oracle is in it.
+// With plain libtorch a rank's backward is libtorch's own; gradients are
+// averaged as docs/design.md promises, (g0 + g1 + ...) / W in rank order, in
+// the parameter's dtype; the optimizer is at::_fused_adamw_ of whole masters,
+// in float32 where parameters have 16 bits. It uses nothing of the engine or of
+// verify's oracle.
 //
-// Threads: none of its own. All ranks call the same.
+// Threads: none of its own. All ranks make the same calls.
 #ifndef TESTS_ZOO_RIG_H_
 #define TESTS_ZOO_RIG_H_
 
@@ -34,7 +34,7 @@ namespace tessera::zoo {
 namespace nn = torch::nn;
 using at::Tensor;
 
-// How a module is trained.
+// Says how a module is trained.
 struct Recipe {
   std::string dtype = "fp32";  // of parameters; bf16, fp16
   bool fp32_norms = false;     // except those of norms
@@ -45,7 +45,7 @@ struct Recipe {
   std::vector<std::string> ignored;  // parameters
 };
 
-// One module's training. Throws what goes wrong.
+// The training of one module. Errors are thrown.
 class Training {
  public:
   virtual ~Training() = default;
@@ -55,15 +55,15 @@ class Training {
   };
   virtual void Backward(const Tensor& loss, Loss options) = 0;
   void Backward(const Tensor& loss) { Backward(loss, Loss()); }
-  // After each micro-batch.
+  // Call it after each micro-batch.
   virtual void Step() = 0;
   virtual void SetRate(double rate) = 0;
   virtual Tensor UnderAutocast(const std::function<Tensor()>& forward) = 0;
-  // The module is plain afterwards, its parameters what the optimizer has.
+  // Makes the module plain again; its parameters are what the optimizer has.
   virtual void Close() = 0;
 };
 
-// What a run leaves: values by name.
+// The values that a run leaves, by name.
 using Results = std::vector<std::pair<std::string, Tensor>>;
 
 class Rig {
@@ -78,16 +78,16 @@ class Rig {
   Training* Train(std::shared_ptr<nn::Module> module) {
     return Train(std::move(module), Recipe());
   }
-  // The usual loop.
+  // Runs the usual loop.
   void TrainOn(std::shared_ptr<nn::Module> module,
                const std::function<Tensor()>& loss, const Recipe& recipe = {},
                int steps = 3);
 
-  // A part of a forward, which a way may wrap: TrainOn's losses, and what a
-  // variant says.
+  // Runs a part of a forward, which a way may wrap: TrainOn's losses, and parts
+  // that a variant names.
   virtual Tensor Part(const std::function<Tensor()>& part) { return part(); }
 
-  // This rank's data.
+  // Returns data of this rank.
   Tensor Randn(at::IntArrayRef sizes) {
     return Drawn([&] { return torch::randn(sizes, data_); });
   }
@@ -95,25 +95,25 @@ class Rig {
     return Drawn(
         [&] { return torch::randint(below, sizes, data_, torch::kLong); });
   }
-  // The same value on all ranks.
+  // Returns the same value on all ranks.
   Tensor Same(at::IntArrayRef sizes) {
     return Drawn([&] { return torch::randn(sizes, common_); });
   }
-  // Something to compare.
+  // Records a value to compare.
   void Note(const Tensor& value);
 
   int rank() const { return rank_; }
-  // Where a variant has to write out what the engine does by itself.
+  // Returns whether a variant has to write out what the engine does by itself.
   bool plain() const { return plain_; }
 
-  // Closes what is trained; all that is to be compared.
+  // Closes what is trained, and returns all that is compared.
   Results Finish();
-  // "" or what has become of the way, once it is finished: what to expect of
-  // it besides equal values.
+  // Returns "", or once the way is finished what else to expect of it besides
+  // equal values.
   virtual std::string Outcome() { return ""; }
 
  protected:
-  // What a variant asks for comes from here.
+  // All data that a variant asks for are drawn through this.
   virtual Tensor Drawn(const std::function<Tensor()>& draw) { return draw(); }
   virtual std::unique_ptr<Training> Make(std::shared_ptr<nn::Module> module,
                                          const Recipe& recipe) = 0;
@@ -129,13 +129,13 @@ class Rig {
 
 constexpr double kRate = 1e-2;
 constexpr double kWeightDecay = 0.1;
-constexpr double kLossScale = 128;  // of fp16
+constexpr double kLossScale = 128;  // for fp16
 
 // `way` is a name of Ways().
 std::unique_ptr<Rig> MakeEngineRig(absl::string_view way,
                                    std::shared_ptr<Communicator> comm);
 std::unique_ptr<Rig> MakePlainRig(std::shared_ptr<Communicator> comm);
-// How the engine runs.
+// Names how the engine runs.
 std::vector<std::string> Ways();
 std::string BackendOf(absl::string_view way);
 
@@ -143,8 +143,8 @@ std::string BackendOf(absl::string_view way);
 
 struct Variant {
   void (*run)(Rig& rig) = nullptr;
-  // Not empty: the engine must refuse it, on all ranks, in these words; or it
-  // may, where that depends on what is in memory.
+  // If not empty, the engine must refuse it, on all ranks, in these words; with
+  // may_be_equal it may refuse, where that depends on what is in memory.
   std::string error;
   bool may_be_equal = false;
 };

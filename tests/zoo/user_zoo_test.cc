@@ -1,5 +1,6 @@
-// Models and loops as users write them, two ranks: the bits of a plain libtorch
-// loop (plain_rig.cc), or an error that says what to do; nothing else.
+// Runs models and loops as users write them on two ranks: they give the bits of
+// a plain libtorch loop (plain_rig.cc), or an error that says what to do;
+// nothing else.
 #include <ATen/Version.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -27,7 +28,7 @@ std::string BytesOf(const Tensor& t) {
                      whole.nbytes());
 }
 
-// "" if equal, all NaNs alike.
+// Returns "" if equal; all NaNs count as equal.
 std::string DifferenceOf(const Results& plain, const Results& engine) {
   if (plain.size() != engine.size()) {
     return absl::StrCat(plain.size(), " results, ", engine.size(),
@@ -60,7 +61,7 @@ std::string DifferenceOf(const Results& plain, const Results& engine) {
   return "";
 }
 
-// What the variant leaves by plain libtorch; the same for all ways.
+// Returns what the variant leaves with plain libtorch; the same for all ways.
 const Results& PlainResults(const std::string& name, const World& world) {
   static auto* const known = new std::map<std::string, Results>;
   const auto found = known->find(name);

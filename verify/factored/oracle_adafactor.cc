@@ -30,7 +30,7 @@ double LineSum(const std::vector<double>& line) {
   return std::ldexp(static_cast<double>(sum), unit);
 }
 
-// `count` numbers from `first` on, `step` apart.
+// Returns `count` numbers from `first` on, `step` apart.
 template <typename T>
 std::vector<double> Line(const T* first, int64_t count, int64_t step) {
   std::vector<double> line;
@@ -65,7 +65,7 @@ double EpsOf(const OracleAdafactor& o) {
   return o.eps > 0 ? o.eps : std::numeric_limits<T>::epsilon();
 }
 
-// A matrix, [R, C]; `direction` is its gradient before.
+// Handles a matrix, [R, C]; `direction` initially holds its gradient.
 template <typename T>
 void StepMatrix(int64_t R, int64_t C, double weight, const OracleAdafactor& o,
                 T* rows, T* columns, T* direction) {

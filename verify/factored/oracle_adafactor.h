@@ -1,4 +1,5 @@
-// Adafactor's direction of a whole parameter: slow and obvious.
+// Computes Adafactor's direction of a whole parameter, in a slow and obvious
+// way.
 //
 //   sum of a line's n squares of g, each in float64: all are cut off to
 //   multiples of 2^(16 b - 2 L) and added exactly, rounded once. b is the least
@@ -28,10 +29,12 @@ struct OracleAdafactor {
   bool maximize = false;
 };
 
-// Zeros: [..., R, 1] and [..., 1, C] of [..., R, C]; of fewer dims the same.
+// Returns zeros: [..., R, 1] and [..., 1, C] for a master of [..., R, C]; the
+// master's shape for fewer dims.
 std::vector<at::Tensor> OracleAdafactorStates(const at::Tensor& master);
 
-// T: float or double, of the gradient and the states, which change.
+// T is float or double, the dtype of the gradient and of the states, which
+// change.
 at::Tensor OracleAdafactorDirection(const std::vector<at::Tensor>& states,
                                     const at::Tensor& gradient, int64_t step,
                                     const OracleAdafactor& options);

@@ -1,4 +1,5 @@
-// Autocast as plain libtorch has it, beside Engine::AutocastScope.
+// Turns on plain libtorch's autocast, for comparison with
+// Engine::AutocastScope.
 #ifndef VERIFY_PLAIN_PLAIN_AUTOCAST_H_
 #define VERIFY_PLAIN_PLAIN_AUTOCAST_H_
 
@@ -6,7 +7,7 @@
 
 namespace tessera {
 
-// Is on, of the CPU, as long as it lives.
+// Autocast of the CPU is on while it lives.
 class PlainAutocast {
  public:
   explicit PlainAutocast(at::ScalarType dtype)

@@ -1,4 +1,4 @@
-// libtorch's own autograd engine, for plain training that ours is compared
+// Uses libtorch's own autograd engine, for plain training that ours is compared
 // with.
 #ifndef VERIFY_PLAIN_PLAIN_AUTOGRAD_H_
 #define VERIFY_PLAIN_PLAIN_AUTOGRAD_H_
@@ -8,20 +8,20 @@
 
 namespace tessera {
 
-// While it lives, the process has libtorch's own engine, and not the one that
-// installed itself (sharding/dispatch/saved_tensors.h): what is computed is
-// plain libtorch's. Not to be nested, not to be used while another thread
+// While it lives, the process has libtorch's own engine instead of the one that
+// installed itself (sharding/dispatch/saved_tensors.h), so what is computed is
+// plain libtorch's. Do not nest it, and do not use it while another thread
 // computes.
 //
-// Why libtorch's engine is given threads first: it starts those of devices once
-// per process, for the engine that runs first, and one without them ends at an
-// internal assertion at the first backward on a device. Ours, which may be that
-// first one, starts its own where it comes later.
+// libtorch's engine gets its threads first. It starts those of devices once per
+// process, for the engine that runs first, and an engine without them ends at
+// an internal assertion at the first backward on a device. Ours may be that
+// first one; it starts its own threads where it comes later.
 class PlainAutograd {
  public:
   PlainAutograd() {
     StartDeviceThreads();
-    // Not for the first time within, where it would be undone.
+    // Installs the hooks now: a first time within the scope would be undone.
     InstallSavedTensorHooks();
     Ours() = &torch::autograd::Engine::get_default_engine();
     torch::autograd::set_default_engine_stub(
@@ -35,7 +35,7 @@ class PlainAutograd {
   PlainAutograd& operator=(const PlainAutograd&) = delete;
 
  private:
-  // Of libtorch's engine, unless it has them.
+  // Starts the threads of libtorch's engine, unless it has them.
   static void StartDeviceThreads() {
     struct Members : torch::autograd::Engine {
       static void Start(torch::autograd::Engine& engine) {

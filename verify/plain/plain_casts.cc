@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// Nobody else's, and above autograd and autocast.
+// Nobody else uses this key, which is above autograd and autocast.
 constexpr c10::DispatchKey kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 std::set<const c10::StorageImpl*>& Storages() {
@@ -84,7 +84,7 @@ const std::set<std::string>& Norms() {
   return *names;
 }
 
-// An operator's arguments, which are on top of the stack.
+// The arguments of an operator, which are on top of the stack.
 class Arguments {
  public:
   Arguments(const c10::FunctionSchema& schema, torch::jit::Stack* stack)
@@ -101,7 +101,7 @@ class Arguments {
     const auto* const alias = schema_.arguments()[i].alias_info();
     return alias != nullptr && alias->isWrite();
   }
-  // Calls f(tensor, argument) of each tensor; what it returns takes its place.
+  // Calls f(tensor, argument) for each tensor, and replaces it by the result.
   template <typename F>
   void Map(F f) {
     for (size_t i = 0; i < schema_.arguments().size(); ++i) {
@@ -121,7 +121,7 @@ class Arguments {
   torch::jit::Stack* const stack_;
 };
 
-// The dtype to which the first result is to be cast, if it is.
+// Returns the dtype to which the first result must be cast, if it must be.
 std::optional<at::ScalarType> CastArguments(Arguments arguments, bool norm) {
   std::set<at::ScalarType> parameters;
   std::optional<at::ScalarType> statistics;
@@ -173,8 +173,8 @@ void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   const auto below =
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   {
-    // What an operator of libtorch calls is its own affair; but autocast's
-    // casts come inside of composite ones.
+    // What an operator of libtorch calls is left alone; but autocast casts
+    // inside of composite operators.
     std::optional<c10::impl::ExcludeDispatchKeyGuard> guard;
     if (aten && !AutocastIsOn()) {
       guard.emplace(c10::DispatchKeySet(kKey));

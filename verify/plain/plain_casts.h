@@ -1,6 +1,7 @@
-// PlainCasts: what plain training must cast where an engine casts inputs
-// (docs/design.md, "Casts of inputs"), worked out anew: plain libtorch refuses
-// to combine float32 inputs, or running statistics, with parameters of 16 bits.
+// PlainCasts does in plain training the casts that an engine makes of inputs
+// (docs/design.md, "Casts of inputs"), implemented independently: plain
+// libtorch refuses to combine float32 inputs, or running statistics, with
+// parameters of 16 bits.
 //
 //   linear, convolutions, RNNs, ...   floating arguments that are no parameters
 //                                     become the parameters' dtype
@@ -9,8 +10,8 @@
 //                                     parameters'; the result the narrower one
 //                                     of the input's and the parameters'
 //
-// Not where the operator's parameters differ in dtype, nor what it writes, nor
-// running statistics, nor what autocast takes.
+// It casts nothing where the operator's parameters differ in dtype, and neither
+// what an operator writes, nor running statistics, nor what autocast handles.
 #ifndef VERIFY_PLAIN_PLAIN_CASTS_H_
 #define VERIFY_PLAIN_PLAIN_CASTS_H_
 
@@ -21,8 +22,8 @@
 namespace tessera {
 
 // While it lives, operators of this thread (and of backwards that it starts)
-// cast. `parameters` are those whose dtype counts, and views of them; they live
-// longer. Not to be nested.
+// cast. `parameters` are those whose dtype counts, including their views; they
+// live longer. Do not nest it.
 class PlainCasts {
  public:
   explicit PlainCasts(const std::vector<at::Tensor>& parameters);
