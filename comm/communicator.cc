@@ -5,10 +5,14 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "comm/capabilities.h"
+#include "comm/comm_call.h"
 #include "comm/note_board.h"
 #include "comm/shard_server.h"
 
 namespace tessera {
+
+Capabilities Communicator::capabilities() const { return {}; }
 
 CommFuture Communicator::AllGather(at::Tensor shard, at::Tensor whole,
                                    CommTag tag) {

@@ -38,8 +38,6 @@
 #include "absl/time/time.h"
 #include "base/trace/exposed.h"
 #include "comm/call_site.h"
-#include "comm/capabilities.h"
-#include "comm/comm_call.h"
 #include "comm/shared_memory.h"
 
 namespace tessera {
@@ -93,8 +91,10 @@ struct CommTag {
   std::function<absl::Status()> ready;
 };
 
-class NoteBoard;    // comm/note_board.h
-class ShardServer;  // comm/shard_server.h
+struct Capabilities;  // comm/capabilities.h
+struct CommCall;      // comm/comm_call.h
+class NoteBoard;      // comm/note_board.h
+class ShardServer;    // comm/shard_server.h
 
 // How long an announcement stands before it ends the waits of others.
 inline constexpr absl::Duration kAnnounceGrace = absl::Seconds(5);
@@ -107,7 +107,7 @@ class Communicator {
   virtual int world_size() const = 0;
   // "shm", "gloo", ...; for messages. What depends on it asks capabilities.
   virtual absl::string_view backend() const = 0;
-  virtual Capabilities capabilities() const { return {}; }
+  virtual Capabilities capabilities() const;
 
   // whole[r*S, (r+1)*S) = rank r's shard, for every r. `shard` is [S], `whole`
   // is [W*S], both contiguous, same dtype and device. `shard` may be the own

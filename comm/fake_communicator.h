@@ -16,6 +16,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "comm/capabilities.h"
+#include "comm/comm_call.h"
 #include "comm/comm_thread.h"
 #include "comm/communicator.h"
 #include "comm/note_board.h"

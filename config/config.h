@@ -52,8 +52,8 @@ absl::StatusOr<proto::Config> ParseConfig(absl::string_view text,
                                           int world_size,
                                           const AutoValues& values = {});
 
-// Unimplemented if `config` asks for what this version does not do, with all of
-// it. REQUIRES: completed. LOCAL.
+// Returns Unimplemented with all that `config` asks for and this version does
+// not support. REQUIRES: `config` is completed. LOCAL.
 absl::Status CheckRunnable(const proto::Config& config);
 
 // Returns the communication section of a file, checked, with absent keys left

@@ -14,10 +14,10 @@
 
 namespace tessera {
 
-// What there is to say about a file.
+// ConfigReport is what there is to say about a file.
 struct ConfigReport {
-  proto::Config config;             // completed; half so where there are faults
-  proto::Config written;            // what the file says
+  proto::Config config;   // completed; only partly where there are faults
+  proto::Config written;  // what the file says
   std::vector<ConfigFault> faults;  // in the order of the file
   // Keys without effect, deprecated forms, "auto" that became a default,
   // unknown keys that are ignored.
@@ -25,15 +25,15 @@ struct ConfigReport {
   ReadRecord record;
 };
 
-// Fails only if `text` is no JSON. LOCAL.
+// Reads and checks text. Returns an error only if `text` is no JSON. LOCAL.
 absl::StatusOr<ConfigReport> ReadConfig(absl::string_view text,
                                         absl::string_view file_name,
                                         int world_size,
                                         const AutoValues& values = {},
                                         bool ignore_unknown = false);
-// The file's text; NotFound, or OutOfRange above 16 MiB. LOCAL.
+// Returns the file's text; NotFound, or OutOfRange above 16 MiB. LOCAL.
 absl::StatusOr<std::string> ReadConfigFile(const std::string& path);
-// "file:line:column: path: what"
+// Returns "file:line:column: path: what".
 std::string FormatFault(const ConfigFault& fault, absl::string_view file_name);
 
 }  // namespace tessera

@@ -10,8 +10,9 @@ namespace proto {
 class Config;
 }
 
-// One JSON object in DeepSpeed's shape: the first of each field's keys, null
-// where that is the default. Read again it gives the same text.
+// Returns one JSON object in DeepSpeed's shape, with the first of each field's
+// keys, and null where that is the default. Reading it gives the same text
+// again.
 std::string ConfigToJson(const proto::Config& config);
 
 // Returns protobuf text format. A value that `written` lacks is followed by "#

@@ -12,8 +12,8 @@ namespace proto {
 class Config;
 }
 
-// Of `record`, what was written as "auto". REQUIRES: config is not completed
-// yet.
+// Resolves the fields that `record` lists as written "auto". REQUIRES: config
+// is not completed yet.
 void ResolveAutos(const ReadRecord& record, const AutoValues& values,
                   int world_size, proto::Config* config, Faults* faults);
 

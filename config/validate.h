@@ -18,14 +18,14 @@ class Config;
 class Trace;
 }  // namespace proto
 
-// The three batch sizes.
+// Completes the three batch sizes.
 void ResolveBatch(int world_size, proto::Config* config, Faults* faults);
 // Completes clipping and scaling, and the other defaults of the top level.
 void ResolveGradients(proto::Config* config, Faults* faults);
 // Completes `optimizer`, if there is one.
 void ResolveOptimizer(proto::Config* config, Faults* faults);
-// scheduler, if there is one: its type's parameters get their defaults.
-// REQUIRES: ResolveOptimizer.
+// Completes `scheduler`, if there is one, with the defaults of its type's
+// parameters. REQUIRES: ResolveOptimizer.
 void ResolveScheduler(proto::Config* config, Faults* faults);
 // IsSchedule returns whether there is a schedule of that name; ScheduleNames
 // lists all; InsteadOfSchedule says what to do instead of another class of

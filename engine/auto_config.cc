@@ -16,6 +16,7 @@
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/step_folders.h"
 #include "comm/all_gather_values.h"
+#include "comm/capabilities.h"
 #include "comm/world/world.h"
 #include "config/config.h"
 #include "config/config_report.h"

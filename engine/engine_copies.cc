@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "comm/capabilities.h"
 #include "engine/build/tiers.h"
 #include "engine/engine_impl.h"
 #include "sharding/copy/flat_description.h"

@@ -14,6 +14,7 @@
 #include "base/bits.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "comm/capabilities.h"
 #include "comm/world/world.h"
 #include "config/config.h"
 #include "nn/sync_batch_norm.h"

@@ -32,7 +32,7 @@ enum class HeldKind {
   kTensors,
 };
 inline constexpr int kNumHeldKinds = static_cast<int>(HeldKind::kTensors) + 1;
-// "parameters", ..., "activations", "temporary", "tensors".
+// Returns "parameters", ..., "activations", "temporary", "tensors".
 absl::string_view HeldKindName(HeldKind kind);
 
 // Values are bytes.

@@ -3,8 +3,8 @@
 // (verify/oracle_step.h) depend on it, and the two share nothing else.
 //
 // The formulas (optim/formulas/formulas.h) have the same bits on the CPU and on
-// every device that has kernels of ours. libtorch's own fused AdamW has others
-// on a GPU than on the CPU: its kernels are contracted there.
+// every device that has kernels of ours. libtorch's own fused AdamW has other
+// bits on a GPU than on the CPU, since its kernels are contracted there.
 #ifndef BASE_TORCH_STEP_ARITHMETIC_H_
 #define BASE_TORCH_STEP_ARITHMETIC_H_
 

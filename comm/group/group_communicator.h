@@ -21,6 +21,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "comm/capabilities.h"
+#include "comm/comm_call.h"
 #include "comm/communicator.h"
 #include "comm/group_options.h"
 #include "comm/note_board.h"

@@ -7,6 +7,8 @@
 #include "base/status.h"
 #include "base/torch/divide.h"
 #include "base/torch/tensor_over.h"
+#include "comm/capabilities.h"
+#include "comm/comm_call.h"
 #include "comm/group/group_communicator.h"
 #include "comm/note_board.h"
 #include "comm/watch/failure_domain.h"

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "comm/capabilities.h"
 #include "comm/group/group_communicator.h"
 #include "comm/group/self_communicator.h"
 #include "comm/nccl/nccl_transport.h"

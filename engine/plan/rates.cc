@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
 #include "comm/all_gather_values.h"
+#include "comm/capabilities.h"
 #include "comm/shard_server.h"
 #include "engine/build/tiers.h"
 

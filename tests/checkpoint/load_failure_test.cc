@@ -27,7 +27,7 @@ namespace {
 using ::testing::ContainsRegex;
 using ::testing::Each;
 
-// Refuses all-gathers while it is told to. Keeps announcements to itself.
+// Refuses all-gathers on request. It keeps announcements to itself.
 class RefusingCommunicator : public FakeCommunicator {
  public:
   explicit RefusingCommunicator(std::shared_ptr<Communicator> inner)

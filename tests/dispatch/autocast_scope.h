@@ -1,4 +1,4 @@
-// LocalAutocast: what Python's torch.autocast is, for tests in C++.
+// LocalAutocast does in C++ what Python's torch.autocast does.
 #ifndef TESTS_DISPATCH_AUTOCAST_SCOPE_H_
 #define TESTS_DISPATCH_AUTOCAST_SCOPE_H_
 
@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// Autocast on or off for its life on the CPU; may be nested.
+// Turns autocast of the CPU on or off for its life; scopes may be nested.
 class LocalAutocast {
  public:
   explicit LocalAutocast(bool cache, bool on = true,

@@ -78,13 +78,13 @@ MATCHER_P(FailsWith, message, "is an error whose message matches") {
          ::testing::Value(std::string(status.message()), message);
 }
 
-// A world of one that looks on, and fails a gather when told to.
+// A world of one that counts calls, and fails a gather on request.
 class SpyCommunicator : public FakeCommunicator {
  public:
   SpyCommunicator() : FakeCommunicator(MakeSelfCommunicator()) {
     before = [this](const CommCall& call) { return LookAt(call); };
   }
-  // The `n`-th gather from now on fails, once; n = 1 is the next one.
+  // Makes the `n`-th gather from now on fail, once; n = 1 is the next one.
   void FailGather(int64_t n) { failing_ = gathers_ + n; }
   int64_t gathers() const { return gathers_; }
   int64_t reductions() const { return reductions_; }

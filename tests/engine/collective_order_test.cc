@@ -85,7 +85,7 @@ class NotingModel : public TestModel {
   torch::nn::ModuleList blocks_;
 };
 
-// "gather 1", "reduce 2", "agree".
+// Returns "gather 1", "reduce 2" or "agree".
 std::string Short(const FakeCommunicator::Call& call) {
   std::string text = absl::StrReplaceAll(
       call.what, {{"all-gather of unit blocks.", "gather "},

@@ -77,7 +77,8 @@ struct Blocks : torch::nn::Module {
   std::vector<std::shared_ptr<Block>> blocks;
 };
 
-// Which memory is shared, and shards that are served, are the other one's.
+// Delegates what memory is shared, and shards that are served, to the inner
+// communicator.
 class SharingRecorder : public FakeCommunicator {
  public:
   explicit SharingRecorder(std::shared_ptr<Communicator> inner)

@@ -1,9 +1,9 @@
 // DeviceGroup gives ranks of one host collectives on the device without
 // hardware (testing/device/test_device.h), as GPUs have them: a
-// DeviceTransport (comm/device/device_transport.h) over what stands in the
-// place of c10d's NCCL here: the backend of GPUs that can open each other's
-// memory (comm/cuda_ipc/slot_backend.h, which has NCCL's manners), with memory
-// of the host that the ranks share in the place of theirs.
+// DeviceTransport (comm/device/device_transport.h) over a substitute for
+// c10d's NCCL. The substitute is the backend of GPUs that can open each other's
+// memory (comm/cuda_ipc/slot_backend.h, which behaves like NCCL), over host
+// memory that the ranks share.
 #ifndef TESTS_SUPPORT_DEVICE_GROUP_H_
 #define TESTS_SUPPORT_DEVICE_GROUP_H_
 
@@ -37,7 +37,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeDeviceGroup(
     DeviceTransportOptions options, std::shared_ptr<Communicator> host,
     c10::intrusive_ptr<c10d::Backend> backend = nullptr);
 
-// Those of a rank of `comm`.
+// Returns the options of a rank of `comm`.
 DeviceTransportOptions DeviceOptionsOf(const Communicator& comm,
                                        c10::Device device);
 

@@ -13,12 +13,11 @@
 
 namespace tessera {
 
-// Arguments as of OracleStep. A float32 parameter on the CPU gets zeros at its
-// end until all elements go through the kernel's vectorised body, in one
-// thread: the scalar code for what is left over rounds otherwise, and
-// training here has the bits of the body (optim/formulas/formulas.h). Where
-// libtorch finds no FMA, it rounds otherwise everywhere: there this is
-// OracleStep.
+// Takes the arguments of OracleStep. A float32 parameter on the CPU is padded
+// with zeros until all elements go through the kernel's vectorised body, in one
+// thread: the scalar code for the rest rounds differently, and training here
+// has the bits of the body (optim/formulas/formulas.h). Where libtorch finds no
+// FMA it rounds differently everywhere; there this is OracleStep.
 inline void LibtorchAdamW(const at::Tensor& param, const at::Tensor& exp_avg,
                           const at::Tensor& exp_avg_sq,
                           const at::Tensor& gradient, int64_t step,
