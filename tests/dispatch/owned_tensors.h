@@ -120,7 +120,8 @@ struct OperatorCase {
 inline void PrintTo(const OperatorCase& c, std::ostream* out) {
   *out << c.name;
 }
-inline std::string NameOf(const ::testing::TestParamInfo<OperatorCase>& info) {
+inline std::string CaseNameOf(
+    const ::testing::TestParamInfo<OperatorCase>& info) {
   return info.param.name;
 }
 

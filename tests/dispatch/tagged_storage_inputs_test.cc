@@ -199,9 +199,9 @@ const std::vector<OperatorCase>& Layers() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Products, InputsOf, ::testing::ValuesIn(Products()),
-                         NameOf);
+                         CaseNameOf);
 INSTANTIATE_TEST_SUITE_P(Layers, InputsOf, ::testing::ValuesIn(Layers()),
-                         NameOf);
+                         CaseNameOf);
 
 TEST_P(InputsOf, BecomeTheParametersDtype) {
   const OperatorCase& c = GetParam();

@@ -62,7 +62,7 @@ const std::vector<OperatorCase>& Norms() {
   return *cases;
 }
 INSTANTIATE_TEST_SUITE_P(TaggedStorageTest, NormOf,
-                         ::testing::ValuesIn(Norms()), NameOf);
+                         ::testing::ValuesIn(Norms()), CaseNameOf);
 
 TEST_P(NormOf, A16BitInputIsComputedInFloat32) {
   const OperatorCase& c = GetParam();
