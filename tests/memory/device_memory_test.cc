@@ -76,7 +76,7 @@ TESSERA_RANK_FUNCTION(PeaksOnDevice) {
   TESSERA_ASSIGN_OR_RETURN(
       std::shared_ptr<Communicator> host,
       world.communicator()->Split(0, CommTag("host of devices")));
-  DeviceCommunicatorOptions collectives = DeviceOptionsOf(*host, device);
+  DeviceTransportOptions collectives = DeviceOptionsOf(*host, device);
   collectives.slices_bytes = kSlicesBytes;
   EngineOptions options;
   options.device = device;

@@ -2,9 +2,9 @@
 // during training, which includes pages, staging and what is kept for the next
 // step.
 //
-// Holes of malloc's heap are not a plan's: at LongGpt, whose activations are
-// blocks of a megabyte, they take 30 to 75 MiB beside some 110,
-// with sharding.keep_freed_heap and without. So blocks of LongGpt are mapped by
+// Holes of malloc's heap are not a plan's: at LargeLongGpt, whose activations
+// are blocks of a megabyte, they take 30 to 75 MiB beside some 110, with
+// sharding.keep_freed_heap and without. So blocks of LargeLongGpt are mapped by
 // themselves here.
 #include <malloc.h>
 #include <torch/torch.h>
@@ -117,10 +117,11 @@ TEST_P(PlanResidentTest, PeakIsWhatTheKernelSays) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, PlanResidentTest,
-    ::testing::Values("WideGpt stage=0 world=1", "WideGpt stage=2 world=2",
-                      "LongGpt stage=3 world=2 keeps_heap=0",
-                      "LongGpt stage=0 world=2 dtype=autocast keeps_heap=0",
-                      "WideGpt stage=3 world=2 shared=1"),
+    ::testing::Values(
+        "LargeWideGpt stage=0 world=1", "LargeWideGpt stage=2 world=2",
+        "LargeLongGpt stage=3 world=2 keeps_heap=0",
+        "LargeLongGpt stage=0 world=2 dtype=autocast keeps_heap=0",
+        "LargeWideGpt stage=3 world=2 shared=1"),
     [](const ::testing::TestParamInfo<std::string>& info) {
       return TruthCase::NameOf(info.param);
     });

@@ -80,8 +80,11 @@ void SetField(const std::string& field, const std::string& value,
 
 TruthModel MakeTruthModel(const std::string& name) {
   if (name == "Gpt") return GptOf(256, 4, kBatch, kSeq);
-  if (name == "WideGpt") return GptOf(320, 6, 1, 64);   // mostly parameters
-  if (name == "LongGpt") return GptOf(128, 6, 16, 96);  // mostly activations
+  // Mostly parameters, and mostly activations; and each of 100 MB and more.
+  if (name == "WideGpt") return GptOf(320, 6, 1, 64);
+  if (name == "LongGpt") return GptOf(128, 6, 16, 96);
+  if (name == "LargeWideGpt") return GptOf(512, 6, 1, 64);
+  if (name == "LargeLongGpt") return GptOf(192, 6, 16, 96);
   if (name == "Llama") {
     return OfTokens(std::make_shared<LlamaImpl>(LlamaOptions()
                                                     .dim(256)

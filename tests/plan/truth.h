@@ -1,8 +1,8 @@
 // Truth trains engines, for plans to be compared with.
 //
 // A case is words: "Gpt stage=3 world=2 dtype=bf16 units=auto". The model is
-// Gpt (WideGpt, LongGpt: of 100 MB and more) or Llama, one of truth_models.cc,
-// or one of sharding/trace/traced_models.h.
+// Gpt (also as WideGpt, LongGpt, LargeWideGpt, LargeLongGpt) or Llama, one of
+// truth_models.cc, or one of sharding/trace/traced_models.h.
 #ifndef TESTS_PLAN_TRUTH_H_
 #define TESTS_PLAN_TRUTH_H_
 
