@@ -219,8 +219,8 @@ absl::Status Gradients::FinishStoring() {
   return status;
 }
 
-// Of those that are being stored: where that is there, or is nothing to be
-// done.
+// Calls MicroBatch::reduced for the flats in storing_; with `stored` false only
+// for those that are not written to a disk.
 void Gradients::TellReduced(bool stored) {
   if (!runs() || running().reduced == nullptr) return;
   for (FlatGradient* flat : storing_) {
