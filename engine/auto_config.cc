@@ -53,9 +53,9 @@ absl::StatusOr<std::optional<proto::CheckpointManifest>> FindManifest(
   return std::nullopt;
 }
 
-// Of the checkpoint that was saved last; nothing where there is none. Rank 0
-// reads, or, of folders of each host's own, all ranks: a host may be new.
-// COLLECTIVE.
+// Reads how the newest checkpoint was trained; nullopt where there is none.
+// Rank 0 reads it, or all ranks if each host has a folder of its own, since a
+// host may be new. COLLECTIVE.
 absl::StatusOr<std::optional<proto::CheckpointTraining>> FindTraining(
     const std::string& dir, bool node_local, Communicator* comm) {
   if (dir.empty()) return std::nullopt;

@@ -23,21 +23,21 @@ struct AutoConfig {
                            // not computed again either
 };
 
-// `config` is resolved. COLLECTIVE; calls options.planned_loss on each rank.
-// Where rates are measured rank 0's decide, and the memory of the rank that has
-// least. Errors, the same on all ranks: InvalidArgument (what needs
-// planned_loss), Plan's, ResourceExhausted (nothing fits), those of reading
-// options.resume_from.
+// Decides what `config`, which is resolved, leaves to "auto". COLLECTIVE; calls
+// options.planned_loss on each rank. Rank 0's measured rates decide, and the
+// memory of the rank that has least. Errors, identical on all ranks:
+// InvalidArgument (what needs planned_loss), Plan's, ResourceExhausted (nothing
+// fits), those of reading options.resume_from.
 absl::StatusOr<AutoConfig> DecideAuto(const torch::nn::Module& module,
                                       const proto::Config& config,
                                       const EngineOptions& options,
                                       Communicator* comm);
 
-// With --plan_world (comm/world/world.h): what each of so many ranks would
-// hold, and how long a step takes, on rank 0's standard output; the process
-// ends then, with 0 (base/system/process_end.h). Returns an error, the same on
-// all ranks: InvalidArgument (no planned_loss, the configuration), Plan's;
-// Cancelled where a handler lets the process live. COLLECTIVE.
+// Carries out --plan_world (comm/world/world.h): rank 0 prints what each of so
+// many ranks would hold, and how long a step takes, to standard output; then
+// the process ends with 0 (base/system/process_end.h). Returns an error,
+// identical on all ranks: InvalidArgument (no planned_loss, the configuration),
+// Plan's; Cancelled where a handler lets the process live. COLLECTIVE.
 absl::Status PlanAndEnd(const torch::nn::Module& module,
                         const proto::Config& config,
                         const EngineOptions& options, int plan_world,

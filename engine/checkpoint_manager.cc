@@ -120,8 +120,8 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Create(
 // that was saved last first. Which are damaged is seen by who loads them.
 absl::StatusOr<std::vector<std::string>> CheckpointManager::Candidates(
     std::optional<int64_t> step) {
-  // Of one folder rank 0's list is that of all: others may see it a moment
-  // later.
+  // With one folder for all, rank 0's list is everyone's: others may see
+  // changes a moment later.
   absl::StatusOr<std::vector<StepFolder>> found = std::vector<StepFolder>();
   TESSERA_RETURN_IF_ERROR(RunTogether(comm_.get(), kWhere, [&] {
     if (Holds() == FolderHolds::kPart || comm_->rank() == 0) {

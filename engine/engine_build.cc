@@ -36,7 +36,7 @@ absl::Status CheckNotOwned(const Partition& partition) {
   return absl::OkStatus();
 }
 
-// Of which kind of device each is, too: steps have other collectives on others.
+// Lists the flats with their kind of device: a step's collectives depend on it.
 std::string ListOf(absl::Span<const FlatPlan> flats) {
   std::string list;
   for (const FlatPlan& flat : flats) {
@@ -108,8 +108,8 @@ absl::StatusOr<Partition> Engine::Impl::Plan(const EngineOptions& options) {
   return partition;
 }
 
-// The same module on all ranks. Returns, by number of the parameter, whether
-// some rank requires its gradient. COLLECTIVE.
+// Checks that all ranks have the same module. Returns, by number of the
+// parameter, whether some rank requires its gradient. COLLECTIVE.
 absl::StatusOr<std::vector<bool>> Engine::Impl::AgreeOnModule(
     const Partition& partition, const EngineOptions& options) {
   absl::Status given_back;

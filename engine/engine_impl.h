@@ -1,7 +1,7 @@
-// Engine::Impl: takes a module over as a configuration says, has what trains it
-// and what reads and writes its values, and gives the module back. What these
-// do is Trainer's (engine/train/trainer.h), engine/values' and
-// engine/checkpoint's.
+// Engine::Impl: takes a module over as a configuration says, owns what trains
+// it and what reads and writes its values, and gives the module back. The work
+// itself is in Trainer (engine/train/trainer.h), engine/values and
+// engine/checkpoint.
 #ifndef ENGINE_ENGINE_IMPL_H_
 #define ENGINE_ENGINE_IMPL_H_
 
@@ -39,9 +39,9 @@ class Engine::Impl {
        std::shared_ptr<Communicator> comm, const EngineOptions& options);
   ~Impl();
 
-  // Takes the module over; on an error it is what it was. COLLECTIVE.
+  // Takes the module over; on an error the module is what it was. COLLECTIVE.
   absl::Status Build(const EngineOptions& options);
-  // As Engine's of these names.
+  // These calls are Engine's of the same names.
   absl::Status Close();
   absl::Status SaveCheckpoint(const std::string& dir,
                               absl::string_view client_state,
@@ -52,7 +52,8 @@ class Engine::Impl {
   absl::StatusOr<LoadCheckpointReport> LoadCheckpoint(
       const std::string& dir, const LoadCheckpointOptions& options);
   const std::string& auto_reason() const { return auto_reason_; }
-  // `chose_stage`: this engine, not the configuration or a checkpoint.
+  // `chose_stage`: this engine chose the stage, not the configuration or a
+  // checkpoint.
   void set_auto(std::string reason, bool chose_stage) {
     auto_reason_ = std::move(reason);
     chose_stage_ = chose_stage;
@@ -77,8 +78,8 @@ class Engine::Impl {
   Saver& saver() { return saver_; }
 
  private:
-  // engine_build.cc, engine_stage.cc and engine_copies.cc, in the order in
-  // which Build calls them
+  // These are in engine_build.cc, engine_stage.cc and engine_copies.cc, in the
+  // order in which Build calls them.
   absl::Status MoveTo(std::optional<at::Device> device);
   absl::StatusOr<Partition> Plan(const EngineOptions& options);
   absl::StatusOr<std::vector<bool>> AgreeOnModule(const Partition& partition,
@@ -112,7 +113,8 @@ class Engine::Impl {
   ShardedModel model_;
   Optimization optimization_;
   EngineLife life_;
-  // Shared with open scopes of Summon, which see by it whether this is there.
+  // Shared with open scopes of Summon, which learn from it whether the engine
+  // still exists.
   const std::shared_ptr<UpdateGuard> guard_;
   OptimizerGroups groups_;
   WriteChecks writes_;
@@ -125,7 +127,7 @@ class Engine::Impl {
   std::string auto_reason_;
   bool chose_stage_ = false;
   bool constructed_ = false;  // by ConstructSharded
-  // From Create until Close.
+  // In force from Create until Close.
   ConvertedBuffers buffers_;
   ProcessSettings process_;
 };

@@ -1,5 +1,5 @@
-// The scopes of an Engine (engine/engine.h): objects that change what its calls
-// do for as long as they live.
+// Scopes of an Engine (engine/engine.h): objects that change what its calls do
+// for as long as they live.
 #ifndef ENGINE_ENGINE_SCOPES_H_
 #define ENGINE_ENGINE_SCOPES_H_
 
@@ -23,9 +23,9 @@ class [[nodiscard]] NoSyncScope {
   Engine* engine_;
 };
 
-// With torch_autocast.enabled, libtorch's autocast in that dtype while it
-// lives: hold one around forward (not around Backward). Otherwise nothing, so a
-// program may always hold it.
+// Enables libtorch's autocast while it lives, with torch_autocast.enabled and
+// in its dtype: hold one around forward (not around Backward). Otherwise it
+// does nothing, so a program may always hold it.
 class [[nodiscard]] AutocastScope {
  public:
   explicit AutocastScope(Engine* engine);
@@ -38,19 +38,20 @@ class [[nodiscard]] AutocastScope {
   std::unique_ptr<State> state_;
 };
 
-// While it is open parameters are whole, in place; see Engine::Summon.
+// Parameters are whole, in place, while this is open; see Engine::Summon.
 class [[nodiscard]] SummonScope {
  public:
   struct State;
   explicit SummonScope(std::unique_ptr<State> state);  // for Engine
   SummonScope(SummonScope&&) noexcept;
   SummonScope& operator=(SummonScope&&) noexcept;
-  // Without Close: what was written is taken back, with an error in the log if
-  // it was to be kept. LOCAL, but end it on all ranks.
+  // If it was not closed, discards what was written, with an error in the log
+  // if that was to be kept. LOCAL, but end it on all ranks.
   ~SummonScope();
-  // Ends the scope: what was written reaches the masters, and the working
-  // copies of all ranks; or nobody. Nothing afterwards. FailedPrecondition if a
-  // tessera::Use holds the units, too; the scope stays open then. COLLECTIVE.
+  // Ends the scope: with SummonOptions::writeback what was written reaches the
+  // masters and the working copies of all ranks, else it is discarded. A second
+  // Close does nothing. FailedPrecondition if a tessera::Use holds the units,
+  // too; the scope stays open then. COLLECTIVE.
   absl::Status Close();
 
  private:

@@ -1,5 +1,5 @@
-// Whose the folder of a run's checkpoints is: this job's, and which of its
-// ranks does there what one rank does.
+// RunFolder: locks the folder of a run's checkpoints for this job, and says
+// which ranks do the work that one rank does per folder.
 #ifndef ENGINE_RUN_FOLDER_H_
 #define ENGINE_RUN_FOLDER_H_
 
@@ -15,13 +15,14 @@
 namespace tessera {
 
 struct RunFolder {
-  bool leads = false;             // this rank does it
-  std::unique_ptr<RunLock> lock;  // null: it does not, or cannot be locked
+  bool leads = false;  // this rank does that work
+  std::unique_ptr<RunLock>
+      lock;  // null: it does not lead, or the folder cannot be locked
 };
 
-// Makes `dir` and locks it, or the one of each host (kPart); waits so long for
-// another job that has it. Unavailable names that; where a folder cannot be
-// locked otherwise there is a warning. COLLECTIVE, blocking.
+// Makes `dir` and locks it, or each host's own (kPart); waits up to `wait` for
+// another job that has it. Unavailable names that job; a folder that cannot be
+// locked for other reasons is only a warning. COLLECTIVE, blocking.
 absl::StatusOr<RunFolder> TakeRunFolder(const std::string& dir,
                                         FolderHolds holds, absl::Duration wait,
                                         Communicator* comm);

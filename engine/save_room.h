@@ -1,12 +1,14 @@
-// SaveRoom: what a CheckpointManager does where the disk of its folder is full.
+// SaveRoom: makes room for a CheckpointManager where the disk of its folder is
+// full.
 //
 // A disk may hold keep_last checkpoints and not one more, or be full for a
-// while of what others write. So a save that finds it full is made again,
-// within a time: what interrupted saves left and what is beyond keep_last goes
-// first, then older checkpoints that keep_last would keep (MakeRoom says which
-// never go). From the first such save on that is done before each one.
+// while because of other writers. So a save that finds it full is retried for
+// some time, after removing first what interrupted saves left and checkpoints
+// beyond keep_last, then older ones that keep_last would keep (MakeRoom says
+// which are never removed). After the first such save, room is made before each
+// save.
 //
-// Threads: one, that of the manager's calls.
+// Threads: all calls come from the thread of the manager's calls.
 #ifndef ENGINE_SAVE_ROOM_H_
 #define ENGINE_SAVE_ROOM_H_
 
@@ -25,7 +27,7 @@ namespace tessera {
 
 struct SaveRoomOptions {
   std::string dir;
-  bool leads = false;  // this rank, a folder
+  bool leads = false;  // this rank does the work in a folder
   FolderHolds holds = FolderHolds::kAll;
   absl::Duration retry_for;
 };
@@ -35,16 +37,16 @@ class SaveRoom {
   SaveRoom(std::shared_ptr<Communicator> comm, SaveRoomOptions options)
       : comm_(std::move(comm)), options_(std::move(options)) {}
 
-  // Runs `save` of all ranks until it does not end by a full disk, or
-  // `retry_for` has passed; `before` is how the last async save ended. `good`
-  // is known to be whole, or "". The last error says what is needed and what is
-  // free. COLLECTIVE, blocking.
+  // Runs `save` on all ranks until it does not fail because of a full disk, or
+  // until `retry_for` has passed. `before`: how the last async save ended;
+  // `good`: a checkpoint known to be whole, or "". The last error says what is
+  // needed and what is free. COLLECTIVE, blocking.
   absl::Status Save(absl::Status before, const std::string& good,
                     const Retention& retention,
                     const std::function<absl::Status()>& save);
 
-  // Whether it is time to make the last async save again, which ended so.
-  // LOCAL.
+  // Whether it is time to retry the last async save, which found the disk full
+  // (`before`). LOCAL.
   bool IsTimeAgain(const absl::Status& before);
 
  private:
@@ -56,10 +58,10 @@ class SaveRoom {
   const std::shared_ptr<Communicator> comm_;
   const SaveRoomOptions options_;
   bool tight_ = false;     // the same on all ranks
-  int full_in_a_row_ = 0;  // async saves that ended so
+  int full_in_a_row_ = 0;  // async saves that found the disk full
   bool seemed_enough_ =
       false;  // what this rank's disk had free, when looked at
-  // Of async saves: when the first found the disk full, and when to save again.
+  // When the first async save found the disk full, and when to save again.
   std::optional<absl::Duration> full_since_;
   absl::Duration pause_, next_;
 };

@@ -59,7 +59,7 @@ void Note(int sig, siginfo_t* info, void* context) {
   const bool first = g_first_at[sig].compare_exchange_strong(first_at, now);
   g_received.store(sig);
   if (first || now - first_at < kSameSignalMs) return;
-  // The same one once more: as if nobody had caught it.
+  // A repeated signal acts as if nobody had caught it.
   sigaction(sig, &before, nullptr);
   raise(sig);
 }

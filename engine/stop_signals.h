@@ -1,5 +1,6 @@
-// StopSignals: notes that this process was told to end soon, so that a program
-// saves its state first: SIGTERM, and SIGUSR1 as Slurm sends it (--signal).
+// StopSignals: notes signals that ask this process to end soon, so that a
+// program saves its state first: SIGTERM, and SIGUSR1 as Slurm sends it
+// (--signal).
 #ifndef ENGINE_STOP_SIGNALS_H_
 #define ENGINE_STOP_SIGNALS_H_
 
@@ -11,17 +12,17 @@ namespace tessera {
 
 class StopSignals {
  public:
-  // From here on, until this is destroyed, such signals are only noted; the
-  // same one again, 5 seconds later or more, does what it did before. What the
-  // program had installed itself is called, too. Those that are ignored stay
-  // so. At most one at a time; null if there is one.
+  // Makes such signals only noted until the object is destroyed; a repetition
+  // of a signal, 5 seconds later or more, does what it did before. Handlers
+  // that the program had installed are called, too; ignored signals stay
+  // ignored. Returns null if there is a StopSignals already.
   static std::unique_ptr<StopSignals> Catch();
-  // Puts back what was there.
+  // Restores the previous handlers.
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  // 0, or the signal. LOCAL.
+  // Returns the signal that was received, or 0. LOCAL.
   int received() const;
 
  private:

@@ -36,21 +36,22 @@ struct PlanReport;   // engine/plan/plan.h
 // Parameters that are stepped with options of their own.
 struct ParameterGroup {
   std::string name;  // for messages, SetOption and checkpoints
-  // Which: patterns of their names, as optimizer.param_groups has them; classes
-  // of modules ("LayerNorm") whose own parameters are meant; and what the
-  // program says of each.
+  // The parameters that belong to the group: patterns of names, as in
+  // optimizer.param_groups; classes of modules ("LayerNorm"), for their own
+  // parameters; and those for which `claims` returns true.
   std::vector<std::string> parameters, modules;
   std::function<bool(const torch::nn::Module& module,
                      absl::string_view parameter, const at::Tensor& tensor)>
       claims;
-  // In place of the configuration's: "lr", "weight_decay", "beta1", "eps", ...
+  // Options that replace the configuration's: "lr", "weight_decay", "beta1",
+  // "eps", ...
   std::vector<std::pair<std::string, double>> options;
   bool frozen = false;  // until Engine::SetFrozen
-  // Of the optimizer Muon: by Muon, and not by AdamW.
+  // With the optimizer Muon: the group is stepped by Muon, not by AdamW.
   bool use_muon = false;
-  // As optimizer.param_groups has it; at least 0.
+  // The group's own clipping, as in optimizer.param_groups; at least 0.
   std::optional<double> gradient_clipping;
-  std::optional<double> adaptive_gradient_clipping;  // the same
+  std::optional<double> adaptive_gradient_clipping;  // at least 0
 };
 
 struct EngineOptions {
@@ -62,13 +63,14 @@ struct EngineOptions {
   // count as buffers, and with buffers_may_differ stay each rank's own.
   bool sync_from_rank0 = false;
   bool buffers_may_differ = false;
-  // Where the module is moved to (Module::to) before it is taken over; where it
-  // is if unset. Not for modules of ConstructSharded, which are on the CPU.
+  // The device that the module is moved to (Module::to) before it is taken
+  // over; unset: it stays where it is. Not for modules of ConstructSharded,
+  // which are on the CPU.
   std::optional<at::Device> device;
   // Modules that are units of their own, and modules that are never parted,
   // besides those that the configuration names (sharding.unit_classes,
-  // zero_optimization.leaf_module). `path` is that of named_modules(). The same
-  // on all ranks.
+  // zero_optimization.leaf_module). `path` is that of named_modules(). They
+  // must be identical on all ranks.
   using ModulePredicate = std::function<bool(const torch::nn::Module& module,
                                              absl::string_view path)>;
   ModulePredicate is_unit;
@@ -76,17 +78,17 @@ struct EngineOptions {
   // Modules whose forward is computed again in backward, besides those that
   // activation_checkpointing.units names.
   ModulePredicate is_recomputed;
-  // Besides those of the configuration (optimizer.param_groups); a parameter is
-  // of one group at most. The same on all ranks.
+  // Groups besides those of the configuration (optimizer.param_groups); a
+  // parameter is in one group at most. They must be identical on all ranks.
   std::vector<ParameterGroup> param_groups;
-  // The program's own optimizer, with optimizer.type "Custom" and no other. Of
-  // the same name and states on all ranks.
+  // The program's own optimizer, for optimizer.type "Custom" and no other. Its
+  // name and states must be identical on all ranks.
   std::optional<CustomOptimizer> optimizer;
-  // For what a configuration's file leaves "auto".
+  // Values for what a configuration's file leaves "auto".
   AutoValues auto_values;
-  // What tessera::Plan said of this module and configuration: an error that
-  // memory was refused shows it beside what was held, and says what to change.
-  // Made by Create with `planned_loss`.
+  // The report of tessera::Plan on this module and configuration: out-of-memory
+  // errors show it beside what was held, and say what to change. Create makes
+  // it itself if `planned_loss` is given.
   std::shared_ptr<const PlanReport> plan;
   // The forward of a micro-batch of `samples` to a scalar loss, which makes its
   // inputs itself (torch::zeros, torch::randint: of the right sizes and dtypes,
@@ -96,17 +98,17 @@ struct EngineOptions {
   // are computed again (engine/plan/auto_choice.h). Null: the stage is found
   // from model states alone, and the rest cannot be.
   std::function<at::Tensor(int64_t samples)> planned_loss;
-  // A checkpoint, or a folder of them (CheckpointManager's): where it was
-  // trained by as many ranks, what is left to "auto" is what it was trained
-  // with, so that a run that goes on does not change its mind. Nothing there:
-  // no error. Rank 0 reads it.
+  // A checkpoint, or a folder of them (CheckpointManager's). If as many ranks
+  // trained it, what is left to "auto" becomes what it was trained with, so
+  // that a resumed run makes the same choices. It is no error if nothing is
+  // there. Rank 0 reads it.
   std::string resume_from;
 };
 
 struct BackwardOptions {
-  // How many samples the loss is the mean of, where ranks have unequal numbers:
-  // the step's gradient is then the mean over all samples of all ranks and
-  // micro-batches. It only weighs: its size scales nothing (docs/guide.md,
+  // Number of samples that the loss is the mean of, where ranks have unequal
+  // numbers: the step's gradient is then the mean over all samples of all ranks
+  // and micro-batches. It only weighs: its size scales nothing (docs/guide.md,
   // "What scales a gradient"). 0: this rank has no data left; it takes part
   // with any batch (gathers need it) and its gradients count as zero, whatever
   // they are. All ranks give a weight, in all micro-batches of a step, or none
@@ -121,23 +123,24 @@ struct BackwardOptions {
   bool more_losses = false;
   // Keeps the graph, for another Backward through it.
   bool retain_graph = false;
-  // Adds what .grad() of parameters has, which came from elsewhere: a bare
-  // loss.backward(), another engine's Backward, a gradient set by hand. It is
-  // reduced as the loss's own, with its weight, but not divided by the
+  // Adds the gradients in .grad() of parameters that came from elsewhere: a
+  // bare loss.backward(), another engine's Backward, a gradient set by hand. It
+  // is reduced as the loss's own, with its weight, but not divided by the
   // accumulation count.
   bool add_outside = false;
 };
 
-// What updates of offloaded states did, of this rank.
+// What updates of offloaded states did on this rank.
 struct OffloadReport {
-  int64_t bytes_read = 0, bytes_written = 0;  // of nvme
-  // With at least one request of that kind under way.
+  int64_t bytes_read = 0, bytes_written = 0;  // to and from nvme
+  // Time with at least one request of that kind under way.
   absl::Duration reading, writing;
-  // Of the thread that updates states there: in the arithmetic, and waiting for
-  // the disk with something to do.
+  // Time of the thread that updates states there: in the arithmetic, and
+  // waiting for the disk with something to do.
   absl::Duration computing, stalled;
-  // Units that had been stepped when Step came (sharding.offload.early_step);
-  // of a device, which decides later, those of the step before.
+  // Units that were stepped before Step was called
+  // (sharding.offload.early_step); on a device, which decides later, those of
+  // the step before.
   int64_t early_units = 0;
 };
 
@@ -150,47 +153,49 @@ struct StepReport {
   int64_t skipped_steps = 0;  // so far, those before a checkpoint included
   double loss_scale = 1;      // that its losses were multiplied with
   double learning_rate = 0;   // of this step; 0 without an optimizer
-  // The same of each group, "default" first: of parameters that are in no
-  // other.
+  // Rate and norms of each group, "default" (parameters in no other group)
+  // first.
   struct Group {
     std::string name;
     double learning_rate = 0;
-    // Of groups with a gradient_clipping of their own, as those below; NaN of
-    // the others.
+    // As StepReport's, for groups with a gradient_clipping of their own; NaN
+    // for the others.
     double grad_norm = std::numeric_limits<double>::quiet_NaN();
     double clipped_norm = std::numeric_limits<double>::quiet_NaN();
   };
   std::vector<Group> groups;
   // Global norm of the gradients before clipping by it and after; NaN where
   // nothing asks for it (gradient_clipping 0, neither fp16 nor bf16's check,
-  // and no sharding.report_grad_norm). Without those of groups that have their
-  // own.
+  // and no sharding.report_grad_norm). Gradients of groups with their own
+  // clipping do not count.
   double grad_norm = 0;
   double clipped_norm = 0;
-  // Of a step that was skipped, with name_overflows of bf16 or fp16, and where
-  // that was an error: what was not finite, in the module's order.
+  // The gradients that were not finite, in the module's order: filled for a
+  // skipped step if name_overflows (bf16, fp16) is set or skipping was an
+  // error.
   std::vector<NonFiniteGradient> non_finite;
-  // Of the step's forwards; nothing without activation_checkpointing.units.
+  // Recomputation in the step's forwards; empty without
+  // activation_checkpointing.units.
   RecomputeReport recompute;
-  // Since the step before, so that of this step's own update it has what has
-  // been done when Step returns. Nothing without offload.
+  // Offloaded updates since the step before; of this step's own update it has
+  // what was done when Step returned. Empty without offload.
   OffloadReport offload;
-  // The peak of what the process held, from the end of the optimizer step
-  // before (or Create) to that of this one, forwards and micro-batches in
-  // between among it; what of, when, and the activations of each unit.
+  // Peak memory of the process from the end of the previous optimizer step (or
+  // Create) to the end of this one: of what kind, when, and the activations of
+  // each unit.
   StepMemoryReport memory;
 };
 
-// What Engine::Offload takes elsewhere, of this rank's model states.
+// Which of this rank's model states Engine::Offload moves, and where to.
 struct OffloadStates {
   bool parameters = true;  // shards of working copies (stage 3)
   bool masters = true;     // where they have memory of their own
   bool optimizer = true;   // the optimizer's states
-  // "cpu": page-locked memory of the host, of a module on a device; "nvme": a
-  // file in nvme_path, of a module on the CPU.
+  // "cpu": page-locked memory of the host, for a module on a device; "nvme": a
+  // file in nvme_path, for a module on the CPU.
   std::string device = "cpu";
-  // "": the configuration's, which no other is to be where some states are on
-  // nvme already.
+  // "": the configuration's. Where some states are on nvme already, no other
+  // folder is allowed.
   std::string nvme_path;
 };
 
@@ -198,7 +203,7 @@ struct OffloadStates {
 // named_buffers().
 using StateDict = std::vector<std::pair<std::string, at::Tensor>>;
 struct StateDictOptions {
-  // The other ranks get an empty one.
+  // Ranks other than 0 get an empty dict.
   bool rank0_only = false;
 };
 
@@ -212,57 +217,57 @@ struct ParameterShard {
 };
 
 struct SummonOptions {
-  // Rank 0 alone holds the parameters whole; what it writes becomes all ranks'.
+  // Only rank 0 holds the parameters whole; what it writes becomes all ranks'.
   bool rank0_only = false;
   // false: what was written is taken back.
   bool writeback = true;
 };
 
 struct SaveOptions {
-  // Returns when the state is safe from what training changes next, and writes
-  // on behind it. Masters and buffers are copied at once; optimizer states are
-  // read where they lie, and copied by the next Step (or what else changes
-  // them) as far as they are not written by then: a save costs the time of a
-  // copy of the state at most, and its memory until it is written. Unset: as
-  // checkpoint.async says.
+  // The save returns once training may go on, and writes in the background.
+  // Masters and buffers are copied at once; optimizer states are read where
+  // they lie, and those not written yet are copied by the next Step (or
+  // whatever else changes them). A save costs at most the time of a copy of the
+  // state, and its memory until it is written. Unset: as checkpoint.async says.
   std::optional<bool> async;
   // The folder is each host's own. Unset: as checkpoint.use_node_local_storage
   // says.
   std::optional<bool> node_local;
-  // Runs on rank 0, on a thread of its own, once the checkpoint is in its place
-  // to stay: for what is done with finished ones, such as copying them away.
-  // The save ends with it on all ranks, and what it throws goes to the log. Of
-  // folders of each host's own on one rank of each host, for which the other
-  // hosts do not wait.
+  // Runs on rank 0, on a thread of its own, once the checkpoint is complete and
+  // in place, for example to copy it away. The save ends on all ranks only when
+  // it has returned; what it throws goes to the log. With node_local it runs on
+  // one rank of each host, for which the other hosts do not wait.
   std::function<void()> after_commit;
-  // Called on each rank with how the save ended, by the call of the engine that
-  // learns it (the next save, a load, WaitForCheckpoint, the destructor). Its
-  // error is returned by WaitForCheckpoint, but not by the next save; and this
-  // save begins whatever became of those before, whose errors stay to be told.
+  // Called on each rank with the result of the save, by the call of the engine
+  // that learns it (the next save, a load, WaitForCheckpoint, the destructor).
+  // WaitForCheckpoint returns the error of such a save, the next save does not.
+  // Such a save also begins if an earlier one failed, whose error stays to be
+  // returned.
   std::function<void(const absl::Status&)> on_end;
-  // With node_local: a checkpoint that is in the folder goes once all ranks are
-  // ready to write; if the save fails after that, there is none.
+  // With node_local: a checkpoint that is in the folder is removed once all
+  // ranks are ready to write; if the save fails after that, the folder has
+  // none.
   bool replace = false;
-  // By which the checkpoints of a run are ordered: microseconds since 1970,
-  // rank 0's; 0: now, by rank 0's clock.
+  // The time by which the checkpoints of a run are ordered, in microseconds
+  // since 1970, as rank 0 gives it; 0: now, by rank 0's clock.
   int64_t saved_unix_micros = 0;
 };
 
 struct LoadCheckpointOptions {
-  // As SaveOptions::node_local.
+  // The folder is each host's own, see SaveOptions::node_local.
   std::optional<bool> node_local;
-  // Parameters and buffers alone: a warm start. Optimizer states and step
+  // Loads parameters and buffers only: a warm start. Optimizer states and step
   // counts, step, learning rate, loss scale and generators stay this run's; the
   // checkpoint need have none. DeepSpeed: load_module_only.
   bool model_only = false;
-  // What these mean alone, paths of parameters, buffers and modules
+  // Patterns of what to load: paths of parameters, buffers and modules
   // ("blocks.0", "*.weight"; '*' is any characters, '?' one); other parameters
   // and buffers stay. Step, learning rate, loss scale and generators are loaded
-  // all the same, unless `model_only`. Of parameters that are one under several
-  // names any counts. Empty: all.
+  // in any case, unless `model_only`. A tied parameter matches by any of its
+  // names. Empty: all.
   std::vector<std::string> only;
-  // What the checkpoint calls a parameter or buffer of the module; one that it
-  // does not have ("-") stays. Nothing can be transposed here.
+  // Rules for what the checkpoint calls a parameter or buffer of the module;
+  // one that it does not have ("-") stays. Transposing is not supported here.
   NameMap names;
   // Every parameter and buffer (of `only`) must be in the checkpoint, which
   // must have no others (unless `only` says what is looked at). false: what
@@ -272,8 +277,8 @@ struct LoadCheckpointOptions {
 };
 struct LoadCheckpointReport {
   std::string client_state;  // this rank's
-  // Names of the module that are not there, and "NAME (STATE)" of states that
-  // begin now.
+  // The module's names that the checkpoint lacks, and "NAME (STATE)" for states
+  // that begin now.
   std::vector<std::string> missing;
   std::vector<std::string> unexpected;  // the other way round
   int64_t bytes_read = 0;               // by this rank, with indices
@@ -291,26 +296,27 @@ struct LoadSafetensorsOptions {
   // What the file calls a parameter or buffer of the module, without the
   // prefix; "" for one that is not to be loaded. Null: what `names` say.
   std::function<std::string(absl::string_view name)> file_name;
-  // Rules for the same; they may say, too, that a matrix is transposed there.
+  // Rules for the file's names; they may also say that a matrix is transposed
+  // there.
   NameMap names;
 };
 struct LoadSafetensorsReport {
   std::vector<std::string> missing;     // names of the module; not in the file
   std::vector<std::string> unexpected;  // the other way round
-  int64_t bytes_read = 0;               // of elements, by this rank
+  int64_t bytes_read = 0;               // by this rank, elements only
 };
 
 struct SaveSafetensorsOptions {
-  // Of floating-point numbers: "fp32" or "bf16", rounded to nearest; "": as
-  // masters and buffers have them.
+  // The dtype of floating-point numbers in the files: "fp32" or "bf16", rounded
+  // to nearest; "": as masters and buffers have them.
   std::string dtype;
   // What the files call the module's tensors.
   NameMap names;
   int64_t max_file_bytes = 5'000'000'000;  // a larger tensor has its own file
 };
 
-// Bytes of model states; between uses, on this rank. Gradients: of a step, from
-// its Backward on; where they are sharded, Step and ZeroGrad free them.
+// Bytes of model states on this rank, between uses. Gradients count from a
+// step's Backward on; where they are sharded, Step and ZeroGrad free them.
 struct StateBytes {
   int64_t parameters = 0;
   int64_t gradients = 0;

@@ -1,4 +1,4 @@
-// Tessera's version, as checkpoints tell it.
+// Tessera's version, as checkpoints record it.
 #ifndef ENGINE_API_VERSION_H_
 #define ENGINE_API_VERSION_H_
 

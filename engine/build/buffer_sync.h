@@ -23,20 +23,21 @@ class BufferSync {
  public:
   enum class Values {
     kRank0,
-    // Of floating and complex buffers: added up in rank order, 16-bit ones in
-    // float32, divided by the world size. Others become rank 0's.
+    // Floating and complex buffers become their mean over ranks: added up in
+    // rank order, 16-bit ones in float32, and divided by the world size. Others
+    // become rank 0's.
     kMean,
   };
 
-  // InvalidArgument names the first buffer whose name, sizes or dtype differ
-  // between ranks. `module` and `comm` outlive this. COLLECTIVE.
+  // Returns InvalidArgument with the first buffer whose name, sizes or dtype
+  // differs between ranks. `module` and `comm` outlive this. COLLECTIVE.
   static absl::StatusOr<std::unique_ptr<BufferSync>> Create(
       const torch::nn::Module* module, Values values, at::Device device,
       Communicator* comm);
 
-  // One collective for each dtype, in memory of `device`. FailedPrecondition if
-  // some rank has other buffers than at Create; nothing has changed then.
-  // COLLECTIVE.
+  // Makes the buffers identical on all ranks: one collective for each dtype, in
+  // memory of `device`. FailedPrecondition if some rank has other buffers than
+  // at Create; nothing has changed then. COLLECTIVE.
   absl::Status Sync();
 
  private:

@@ -18,10 +18,11 @@ namespace tessera {
 
 class ConvertedBuffers {
  public:
-  // Those of floating dtypes; absent: none. LOCAL.
+  // Converts the buffers of floating dtypes to `dtype`; absent: none. LOCAL.
   absl::Status Convert(const torch::nn::Module& module,
                        std::optional<at::ScalarType> dtype);
-  // They have the dtypes that they had. LOCAL. Throws what a copy throws.
+  // Converts them back to the dtypes that they had. LOCAL. Throws what a copy
+  // throws.
   void GiveBack();
 
  private:

@@ -1,4 +1,4 @@
-// Whether a configuration and a program's own optimizer go together.
+// Checks that a configuration and a program's own optimizer go together.
 #ifndef ENGINE_BUILD_CUSTOM_CHECKS_H_
 #define ENGINE_BUILD_CUSTOM_CHECKS_H_
 
@@ -13,9 +13,10 @@ namespace proto {
 class Config;
 }
 
-// InvalidArgument of one without the other, as CheckCustomOptimizer, and of
-// options that it does not read; Unimplemented of a schedule that moves these.
-// REQUIRES: `config` is resolved. LOCAL.
+// Returns InvalidArgument for one without the other, for what
+// CheckCustomOptimizer refuses, and for options that the optimizer does not
+// read; Unimplemented for a schedule that changes these. REQUIRES: `config` is
+// resolved. LOCAL.
 absl::Status CheckCustom(const proto::Config& config,
                          const std::optional<CustomOptimizer>& optimizer);
 

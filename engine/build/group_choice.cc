@@ -243,7 +243,8 @@ class Chooser {
         names[static_cast<size_t>(group)], "'; let one of them leave it out"));
   }
 
-  // Of parameters that are in no group yet; a tied one if all of it is meant.
+  // Adds a group of the parameters that are in none yet and that `is_meant`; a
+  // tied one only if all of it is meant.
   template <typename IsMeant>
   void AddAutomatic(const char* name, const OptimizerOptions& options,
                     const IsMeant& is_meant) {

@@ -147,7 +147,8 @@ absl::Status BroadcastFromRank0(const torch::nn::Module& module,
   }
   for (const auto& plan : plans) {
     for (const auto& p : plan.parameters) {
-      // Of which rank 0 has a part only; constructions must be the same.
+      // Rank 0 has only a part of such a tensor; all ranks must construct the
+      // same values.
       if (IsEvictable(p.tensor)) continue;
       TESSERA_RETURN_IF_ERROR(
           comm->Broadcast(StorageBytes(p.tensor), 0,

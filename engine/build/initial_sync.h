@@ -1,5 +1,5 @@
-// Replicas: before sharding, every rank holds the whole model; here they are
-// made, or checked, equal.
+// Makes, or checks, the ranks' replicas equal: before sharding, every rank
+// holds the whole model.
 #ifndef ENGINE_BUILD_INITIAL_SYNC_H_
 #define ENGINE_BUILD_INITIAL_SYNC_H_
 
@@ -16,8 +16,8 @@
 
 namespace tessera {
 
-// Rank 0's values of all parameters, `ignored` ones that are strided among
-// them, and of all buffers replace the others'. COLLECTIVE.
+// Replaces all parameters (`ignored` ones too, if they are strided) and all
+// buffers by rank 0's values. COLLECTIVE.
 absl::Status BroadcastFromRank0(const torch::nn::Module& module,
                                 absl::Span<const UnitPlan> plans,
                                 absl::Span<const NamedParameter> ignored,
@@ -30,20 +30,21 @@ absl::Status BroadcastFromRank0(const torch::nn::Module& module,
 absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
                                              Communicator* comm, bool values);
 
-// The same for parameters that the engine leaves alone, as far as they are
+// As CheckEqual, for parameters that the engine leaves alone, if they are
 // strided. COLLECTIVE.
 absl::Status CheckIgnoredEqual(absl::Span<const NamedParameter> ignored,
                                Communicator* comm, bool values);
 
-// The same for the module's strided buffers, values too. COLLECTIVE.
+// As CheckEqual, for the module's strided buffers, values included. COLLECTIVE.
 absl::Status CheckBuffersEqual(const torch::nn::Module& module,
                                Communicator* comm);
 
-// As Communicator::AgreeEqual. COLLECTIVE.
+// Checks that `mine` is equal on all ranks, as Communicator::AgreeEqual.
+// COLLECTIVE.
 absl::Status CheckSame(absl::string_view mine, absl::string_view what,
                        Communicator* comm);
 
-// Dtype, sizes and strides of a tensor; equal for equal ones.
+// Returns dtype, sizes and strides of a tensor as text, for comparison.
 std::string GeometryOf(const at::Tensor& tensor);
 
 }  // namespace tessera

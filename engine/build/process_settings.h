@@ -1,6 +1,6 @@
-// ProcessSettings: what is the process's own and is an engine's from Create to
-// Close: the limit of what it may hold, libtorch's switches. Destroying it
-// gives both back.
+// ProcessSettings: settings of the whole process that an engine changes from
+// Create to Close: the memory limit and libtorch's switches. Destroying it
+// restores both.
 #ifndef ENGINE_BUILD_PROCESS_SETTINGS_H_
 #define ENGINE_BUILD_PROCESS_SETTINGS_H_
 
@@ -20,11 +20,12 @@ namespace tessera {
 
 class ProcessSettings {
  public:
-  // sharding.deterministic, where `module` is on a device; absent: off. LOCAL.
+  // Applies sharding.deterministic, where `module` is on a device; absent: off.
+  // LOCAL.
   absl::Status MakeDeterministic(const torch::nn::Module& module,
                                  std::optional<Determinism> determinism);
-  // sharding.memory_limit_bytes from here on: what was made before is the
-  // module's, and the plan's. 0: no limit. LOCAL.
+  // Applies sharding.memory_limit_bytes from here on: memory taken before
+  // belongs to the module and the plan. 0: no limit. LOCAL.
   void LimitMemory(at::Device device, int64_t bytes, int stage);
   void GiveBack() {
     limit_.reset();

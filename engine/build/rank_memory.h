@@ -1,4 +1,4 @@
-// What a rank may use of its host's or device's memory.
+// How much of its host's or device's memory a rank may use.
 #ifndef ENGINE_BUILD_RANK_MEMORY_H_
 #define ENGINE_BUILD_RANK_MEMORY_H_
 
@@ -15,17 +15,17 @@ class Module;
 
 namespace tessera {
 
-// Nine tenths of what is there, which `ranks` of this host share (on a device:
-// of what it has free). LOCAL.
+// Returns nine tenths of the host's available memory, divided by `ranks`; on a
+// device, nine tenths of its free memory. LOCAL.
 absl::StatusOr<int64_t> RankMemory(at::Device device, int ranks);
 
-// Bytes of parameters on the CPU, whose memory an engine takes over: of a plan,
-// which counts them, they are to be had. LOCAL.
+// Returns the bytes of parameters on the CPU, whose memory an engine takes
+// over: a plan counts them, so they count as available. LOCAL.
 int64_t TakenOverBytes(const torch::nn::Module& module);
 
-// `limit` where it is above 0. Else nine tenths of what is there, which the
-// ranks of a host share (`local_world_size`), and `taken_over`; of the rank
-// that has the least, the same on all. `where` is for messages. COLLECTIVE.
+// Returns `limit` where it is above 0, else RankMemory among `local_world_size`
+// ranks and, on the CPU, `taken_over`: the least of all ranks, identical on
+// all. `where` is for messages. COLLECTIVE.
 absl::StatusOr<int64_t> AgreeOnRankMemory(int64_t limit, at::Device device,
                                           int local_world_size,
                                           int64_t taken_over,

@@ -12,12 +12,13 @@ namespace proto {
 class Config;
 }
 
-// What all rates of the configuration are multiplied with
-// (learning_rate_scaling); 1 without. REQUIRES: resolved. LOCAL.
+// Returns the factor of all rates of the configuration (learning_rate_scaling);
+// 1 without. REQUIRES: resolved. LOCAL.
 double RateFactorOf(const proto::Config& config);
 
-// The scheduler, with its rates scaled so; null: there is none, or no
-// optimizer. REQUIRES: resolved and runnable (config/config.h). LOCAL.
+// Makes the scheduler, with its rates multiplied by RateFactorOf; null: there
+// is none, or no optimizer. REQUIRES: resolved and runnable (config/config.h).
+// LOCAL.
 std::unique_ptr<LrSchedule> LrScheduleOf(const proto::Config& config);
 
 }  // namespace tessera

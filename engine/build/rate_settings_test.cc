@@ -84,7 +84,7 @@ bool SameBits(double a, double b) {
   return std::memcmp(&a, &b, sizeof(a)) == 0;
 }
 
-// Of `got` and of what the table has.
+// Compares `got` with the table's value, bit by bit.
 void ExpectSame(double got, double expected, const Case& of, size_t step) {
   EXPECT_TRUE(SameBits(got, expected)) << absl::StrFormat(
       "step %d: %a, expected %a: %s", step, got, expected, of.scheduler);

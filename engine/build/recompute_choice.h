@@ -23,18 +23,19 @@ struct RecomputeChoice {
 
 struct RecomputedModule {
   std::string path;
-  // What is in it and below, one tensor for each storage.
+  // Its parameters and those of modules below it, one tensor for each storage.
   std::vector<at::Tensor> parameters;
 };
 
 struct RecomputedModules {
   std::vector<RecomputedModule> modules;  // in order of registration
-  // What several of them have, or one of them and the rest.
+  // Parameters that several of them share, or one of them and the rest.
   std::vector<at::Tensor> shared;
 };
 
-// The outermost modules that `choice` means. InvalidArgument: a class that no
-// module has. LOCAL, the same on ranks that built the same module.
+// Finds the outermost modules that `choice` means. InvalidArgument: a class
+// that no module has. LOCAL, with identical results on ranks that built the
+// same module.
 absl::StatusOr<RecomputedModules> ChooseRecomputed(
     const torch::nn::Module& module, absl::Span<const UnitPlan> units,
     const RecomputeChoice& choice);

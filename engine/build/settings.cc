@@ -50,7 +50,7 @@ ModulePredicate LeafPredicate(const proto::LeafModule& leaf,
   };
 }
 
-// Of all parameters but Muon's matrices.
+// Returns the algorithm of all parameters except Muon's matrices.
 Algorithm AlgorithmOf(const proto::Optimizer& optimizer) {
   const Algorithm algorithm =
       FindAlgorithm(optimizer.type()).value_or(Algorithm::kAdam);
@@ -75,7 +75,7 @@ OptimizerOptions OptimizerOf(const proto::Optimizer& optimizer) {
   return o;
 }
 
-// Of those options of Muon's, the matrices'.
+// Returns the options of the matrices that Muon steps.
 OptimizerOptions MuonOf(const proto::OptimizerParams& params,
                         OptimizerOptions o) {
   o.algorithm = Algorithm::kMuon;

@@ -41,11 +41,11 @@ struct Settings {
   std::optional<at::ScalarType> buffer_dtype;
   // Masters of 16 bits of the parameters that compute with as many.
   bool narrow_masters = false;
-  // Of sums over ranks, for parameters of float32 and less.
+  // Dtype of sums over ranks, for parameters of at most 32 bits.
   std::optional<at::ScalarType> reduce_dtype;
-  // Of steps' gradients, for the same.
+  // Dtype of steps' gradients, for parameters of at most 32 bits.
   std::optional<at::ScalarType> gradient_dtype;
-  // Of autocast scopes (Engine::Autocast).
+  // Dtype of autocast scopes (AutocastScope).
   std::optional<at::ScalarType> autocast_dtype;
   OffloadOptions offload;      // at stage 3
   RecomputeChoice recomputed;  // without units: nothing is
@@ -62,23 +62,25 @@ struct Settings {
   int shard_group_size = 1;    // the world size where there are no replicas
 };
 
-// REQUIRES: `config` is resolved (config/config.h). LOCAL.
-// Without what SetOverlap sets.
+// Translates a configuration, except for what SetOverlap sets. REQUIRES:
+// `config` is resolved (config/config.h). LOCAL.
 Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
                     int world_size);
 
-// The disk that a resolved configuration offloads to, or may.
+// Returns the disk that a resolved configuration offloads to, or may offload
+// to.
 std::optional<SwapOptions> DiskOf(const proto::Config& config);
 
-// What runs while the model computes; the stage may be known late.
+// Sets what runs while the model computes: apart, since the stage may be known
+// late.
 void SetOverlap(const proto::ZeroOptimization& zero, int stage,
                 Settings* settings);
 
-// What operators compute with, for a parameter of that dtype.
+// Returns the dtype in which operators compute with `parameter`.
 at::ScalarType WorkingDtype(const Settings& settings,
                             const NamedParameter& parameter);
 
-// For the unit of a flat, at a stage; without the reshard group.
+// Returns the options of a flat at a stage, without the reshard group.
 FlatParameterOptions FlatParameterOptionsOf(const Settings& settings,
                                             const FlatPlan& flat, int stage);
 

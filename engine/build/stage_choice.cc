@@ -79,7 +79,7 @@ int64_t MaxLiveWithin(absl::Span<const FlatSize> flats, int group_size,
     second = std::max(second, std::min(largest, f.numel));
     largest = std::max(largest, f.numel);
   }
-  // Of the three units in flight two are among those that are whole.
+  // Two of the three units in flight already count among those that are whole.
   int64_t room =
       limit_bytes - kept_bytes + 2 * largest_bytes -
       ModelStateBytes(flats, /*stage=*/3, group_size, options).total();

@@ -1,9 +1,9 @@
-// Which ZeRO stage a model needs: the bytes of its states at each stage, by the
-// formulas of "ZeRO: Memory Optimizations Toward Training Trillion Parameter
-// Models" (2020), with this engine's own extra memory; and the lowest stage
-// that fits.
+// Chooses the ZeRO stage that a model needs: the bytes of its states at each
+// stage, by the formulas of "ZeRO: Memory Optimizations Toward Training
+// Trillion Parameter Models" (2020), with this engine's own extra memory; and
+// the lowest stage that fits.
 //
-// Of P elements over W ranks (of a shard group), B the largest unit:
+// For P elements over W ranks (of a shard group), with B the largest unit:
 //
 //   stage  working copy      masters  gradients           optimizer
 //   0      P                 P        P                   2P
@@ -13,7 +13,7 @@
 //
 // Accumulation adds P or P/W of gradients, accumulation on each rank P.
 // Masters have memory of their own only where the working copy has 16 bits.
-// Activations are the user's and not in it.
+// Activations do not count.
 #ifndef ENGINE_BUILD_STAGE_CHOICE_H_
 #define ENGINE_BUILD_STAGE_CHOICE_H_
 
@@ -37,14 +37,15 @@ struct FlatSize {
   bool keeps_sums = true;  // gradient shards are of the sums' dtype
   bool trainable = true;
   bool persistent = false;
-  // At stage 3: masters and optimizer states, and the shards.
+  // At stage 3: masters and optimizer states are offloaded; the shards are.
   bool states_elsewhere = false, parameters_elsewhere = false;
   bool gradients_elsewhere = false;
-  // States and gradients wherever they are sharded, below stage 3, too.
+  // States and gradients are offloaded wherever they are sharded, below stage
+  // 3, too.
   bool at_all_stages = false;
-  // Of 64 elements, all of their optimizer states.
+  // Bytes of all optimizer states of 64 elements.
   int64_t optimizer_block_bytes = 2 * 4 * 64;
-  // Of states with shapes of their own, on every rank.
+  // Bytes of states with shapes of their own, on every rank.
   int64_t shaped_state_bytes = 0;
 };
 
@@ -55,7 +56,7 @@ struct StageBytes {
   int64_t total() const { return parameters + gradients + optimizer; }
 };
 
-// What besides the model decides.
+// What decides besides the model.
 struct StateOptions {
   bool has_optimizer = true;
   // Micro-batches are added up: reduced each time, or on each rank first.
@@ -64,16 +65,16 @@ struct StateOptions {
   int64_t stream_bytes = 0;  // for what is on a disk, at stage 3
 };
 
-// Bytes of one rank of a shard group of `group_size`. Padding, below 256 bytes
-// a parameter, is not in it.
+// Returns the bytes of one rank of a shard group of `group_size`. Padding,
+// below 256 bytes a parameter, does not count.
 StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
                            int group_size, const StateOptions& options);
 
-// The most elements of stage 3's units that may be whole at once (the
-// schedule's max_live) so that a rank holds at most `limit_bytes` with the
-// states beside them, by the same formulas: less than the two largest units
-// together it is not, whatever the limit, nor does it bound what fits whole.
-// `flats`: with their padding. `kept_bytes`: what is held beside them.
+// Returns how many elements of stage 3's units may be whole at once (the
+// schedule's max_live) so that a rank, with its states by the formulas above,
+// holds at most `limit_bytes`. It is never less than the two largest units
+// together, whatever the limit; a model that fits whole is not bounded.
+// `flats`: with their padding. `kept_bytes`: what is held besides.
 int64_t MaxLiveWithin(absl::Span<const FlatSize> flats, int group_size,
                       const StateOptions& options, int64_t kept_bytes,
                       int64_t limit_bytes);
@@ -83,8 +84,8 @@ struct StageChoice {
   std::string reason;  // for people: every stage's bytes, and the memory
 };
 
-// The lowest stage with at most `memory_bytes`. ResourceExhausted, with the
-// figures, if stage 3 needs more.
+// Returns the lowest stage that needs at most `memory_bytes`.
+// ResourceExhausted, with the figures, if stage 3 needs more.
 absl::StatusOr<StageChoice> ChooseStage(absl::Span<const FlatSize> flats,
                                         int group_size,
                                         const StateOptions& options,

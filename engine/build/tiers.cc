@@ -71,8 +71,9 @@ void TellWhatStays(const OffloadOptions& options, const TierChoice& choice,
   }
 }
 
-// Of `sharded` states or parameters: kMemory where `wanted` is not for such a
-// unit. Below stage 3 nvme counts as cpu (config/validate_sharding.cc).
+// Returns the tier of states or parameters that are `sharded` or not: kMemory
+// where `wanted` is not for such a unit. Below stage 3 nvme counts as cpu
+// (config/validate_sharding.cc).
 Tier TierFor(Tier wanted, bool on_cpu, Stage stage, bool sharded) {
   if (wanted == Tier::kDisk && stage.sharded_parameters) return wanted;
   return wanted != Tier::kMemory && sharded && !on_cpu ? Tier::kHost
@@ -89,8 +90,8 @@ Tier TierOfGradients(const OffloadOptions& options, bool on_cpu,
   return options.gradients ? chosen.states : Tier::kMemory;
 }
 
-// Of a unit, those that a step streams: moments, masters, the working copy
-// besides them (`separate`), the gradient.
+// Counts a unit's states that a step streams: moments, masters, the working
+// copy besides them (`separate`), the gradient.
 int StatesOnDisk(const FlatParameterOptions& flat, bool separate,
                  int optimizer_states) {
   const bool states = flat.states == Tier::kDisk;

@@ -1,4 +1,4 @@
-// What ranks have of their own in a checkpoint, by its names
+// Names and values of what each rank has of its own in a checkpoint
 // (docs/checkpoint_format.md).
 #ifndef ENGINE_CHECKPOINT_OWN_VALUES_H_
 #define ENGINE_CHECKPOINT_OWN_VALUES_H_
@@ -12,7 +12,7 @@
 namespace tessera {
 
 inline constexpr char kClientState[] = "client_state";
-// Before the name of a tensor that is not sharded.
+// Prefix of the names of tensors that are not sharded.
 inline constexpr char kOwnTensor[] = "tensor/";
 
 struct NamedGenerator {
@@ -20,10 +20,10 @@ struct NamedGenerator {
   at::Generator generator;
 };
 
-// That of the CPU, and that of `device`.
+// Returns the generators of the CPU and of `device`.
 std::vector<NamedGenerator> GeneratorsOf(at::Device device);
 
-// A generator's state, of the bytes of one.
+// Makes a generator's state from its bytes.
 at::Tensor GeneratorState(const std::string& bytes);
 
 }  // namespace tessera

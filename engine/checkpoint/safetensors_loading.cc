@@ -29,7 +29,8 @@ at::ScalarType AsComplexAs(const at::Tensor& like, at::ScalarType dtype) {
   return like.is_complex() ? c10::toComplexType(dtype) : dtype;
 }
 
-// The same memory of a contiguous tensor on the host, [elements], real.
+// Returns a view of a contiguous tensor on the host as real elements,
+// [elements].
 at::Tensor ElementsOf(const at::Tensor& t) {
   return TensorOver(static_cast<char*>(t.mutable_data_ptr()),
                     {t.numel() * ElementsPerNumber(t.scalar_type())}, {1},

@@ -1,5 +1,5 @@
-// Parameters and buffers of a module from safetensors files, each rank its own
-// part.
+// Loads parameters and buffers of a module from safetensors files; each rank
+// reads its own part.
 #ifndef ENGINE_CHECKPOINT_SAFETENSORS_LOADING_H_
 #define ENGINE_CHECKPOINT_SAFETENSORS_LOADING_H_
 
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// As Engine::LoadSafetensors. COLLECTIVE.
+// Carries out Engine::LoadSafetensors. COLLECTIVE.
 absl::StatusOr<LoadSafetensorsReport> LoadSafetensors(
     UpdateGuard* guard, const std::string& path,
     const LoadSafetensorsOptions& options);

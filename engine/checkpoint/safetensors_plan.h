@@ -1,4 +1,5 @@
-// Which tensor of a safetensors file is which parameter or buffer of a module.
+// Matches the tensors of a safetensors file with the parameters and buffers of
+// a module.
 #ifndef ENGINE_CHECKPOINT_SAFETENSORS_PLAN_H_
 #define ENGINE_CHECKPOINT_SAFETENSORS_PLAN_H_
 
@@ -31,24 +32,24 @@ struct SafetensorsPlan {
   std::vector<SafetensorsMatch> matches;  // parameters, then buffers
   std::vector<SafetensorsTie> ties;       // with the same dtype and sizes
   std::vector<std::string> notes;         // of ties that differ, for the log
-  // First names of what the file lacks; names of the file that are nobody's.
+  // First names of what the file lacks; names of the file that match nothing.
   std::vector<std::string> missing, unexpected;
 };
 
-// OK where the two have the same bits in part `part` of `parts`; else
-// InvalidArgument names both. LOCAL.
+// Returns OK where the two have the same bits in part `part` of `parts`; else
+// InvalidArgument with both names. LOCAL.
 absl::Status CompareTie(const Safetensors& file, const SafetensorsTie& tie,
                         int part, int parts);
 
-// Matches names; checks sizes and kinds of dtypes. InvalidArgument names all
+// Matches names; checks sizes and kinds of dtypes. InvalidArgument lists all
 // that is missing or unexpected (where `options` are strict) or does not fit.
 // LOCAL.
 absl::StatusOr<SafetensorsPlan> PlanSafetensors(
     const torch::nn::Module& module, const Safetensors& file,
     const LoadSafetensorsOptions& options);
 
-// Text that is equal where plans are: counts, and a fingerprint of names, sizes
-// and dtypes.
+// Returns text that is equal where plans are: counts, and a fingerprint of
+// names, sizes and dtypes.
 std::string PrintOf(const SafetensorsPlan& plan);
 
 }  // namespace tessera

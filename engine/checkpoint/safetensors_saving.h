@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// COLLECTIVE.
+// Writes safetensors files as Engine::SaveSafetensors says. COLLECTIVE.
 absl::Status WriteSafetensorsOf(const TrainingState& state,
                                 const std::string& dir,
                                 const SaveSafetensorsOptions& options);

@@ -51,7 +51,7 @@ absl::Status Saver::Save(const std::string& dir, const TrainingState& state,
   return End();
 }
 
-// Of `pending_`, and how it ended.
+// Waits for `pending_` and returns how it ended.
 absl::Status Saver::End() {
   const absl::Status status = pending_->Wait();
   pending_.reset();

@@ -1,5 +1,5 @@
-// StateMatch: where a checkpoint has a model's storages, as far as they are to
-// be loaded.
+// StateMatch: maps the storages of a model that are to be loaded to those of a
+// checkpoint.
 #ifndef ENGINE_CHECKPOINT_STATE_MATCH_H_
 #define ENGINE_CHECKPOINT_STATE_MATCH_H_
 
@@ -25,16 +25,16 @@ class StateMatch {
  public:
   struct Place {
     int storage = -1;   // of the manifest; -1: this one is left alone
-    int64_t shift = 0;  // its element of the slot's first one
+    int64_t shift = 0;  // the element there that is the slot's first
     Place() { states.fill(-1); }
-    // Numbers of its states; -1: it has none.
+    // The numbers of its states in the manifest; -1: it has none.
     std::array<int, StateTable::kMostStates> states;
     bool loaded() const { return storage >= 0; }
-    // There, some of the optimizer's.
+    // Whether the checkpoint has some of its optimizer states.
     bool has_states() const;
   };
 
-  // InvalidArgument of options that mean nothing in this model;
+  // Matches names. InvalidArgument: options that match nothing in this model;
   // FailedPrecondition lists what the checkpoint lacks, has besides, or has in
   // other sizes.
   static absl::StatusOr<StateMatch> Create(
@@ -45,21 +45,22 @@ class StateMatch {
 
   const Place& slot(size_t i) const { return slots_[i]; }
   const Place& plain(size_t i) const { return plain_[i]; }
-  // Optimizer steps that a tensor has done there; nullopt: it is left alone.
+  // Returns how many optimizer steps a tensor has done in the checkpoint;
+  // nullopt: it is left alone.
   std::optional<int64_t> steps(const at::Tensor& tensor) const;
-  // What it is called there; "": it is left alone.
+  // Returns its name in the checkpoint; "": it is left alone.
   std::string name_there(const at::Tensor& tensor) const {
     const auto it = names_there_.find(tensor.unsafeGetTensorImpl());
     return it == names_there_.end() ? "" : it->second;
   }
-  // Names of what was to be loaded and is not there, and of what is there and
-  // not in the module; empty where LoadCheckpointOptions::strict.
+  // Names of what was to be loaded and the checkpoint lacks, and of what the
+  // module lacks; empty where LoadCheckpointOptions::strict.
   const std::vector<std::string>& missing() const { return missing_; }
   const std::vector<std::string>& unexpected() const { return unexpected_; }
-  // "NAME (STATE)": states that the saving run's optimizer had not, and which
-  // begin now; empty where strict.
+  // States that the saving run's optimizer did not have and that begin now, as
+  // "NAME (STATE)"; empty where strict.
   const std::vector<std::string>& late() const { return late_; }
-  // How many are loaded, and a fingerprint of from where.
+  // Describes how many are loaded, with a fingerprint of where from.
   std::string Describe() const;
 
  private:

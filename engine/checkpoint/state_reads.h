@@ -6,8 +6,8 @@
 //   on a disk, or is    verified, and not kept       ReadAgain: read again, to
 //   of 8 bits                                        its place, flat by flat
 //
-// Until Place nothing has changed that Undo does not restore. Why some of it is
-// read twice stands in state_reads.cc.
+// Until Place, Undo restores all that has changed. state_reads.cc says why some
+// of it is read twice.
 //
 // Threads: outside order.
 #ifndef ENGINE_CHECKPOINT_STATE_READS_H_
@@ -33,12 +33,13 @@
 
 namespace tessera {
 
-// Memory for numbers of the checkpoint that are copied to their places later.
+// Staging: memory for numbers of the checkpoint that are copied to their places
+// later.
 class Staging {
  public:
-  // Returns which of them these are.
+  // Adds numbers to be read; returns their index.
   size_t Add(const WantedElements& wanted, at::ScalarType dtype);
-  // Memory for all of them. ResourceExhausted.
+  // Takes memory for all that were added. ResourceExhausted.
   absl::Status Allocate();
   const std::vector<WantedElements>& wanted() const { return wanted_; }
   // [n]. REQUIRES: Allocate.
@@ -54,7 +55,7 @@ class Staging {
 
 class StateReads {
  public:
-  // All outlive this; `optimizer` may be null.
+  // All arguments outlive this; `optimizer` may be null.
   StateReads(const std::vector<std::shared_ptr<FlatParameter>>& flats,
              ShardedOptimizer* optimizer, const StateTable& table,
              const proto::CheckpointManifest& manifest)
@@ -63,36 +64,40 @@ class StateReads {
         table_(table),
         manifest_(manifest) {}
 
-  // Tensors that each rank has whole are written in place, which those that
-  // `match` finds must allow. LOCAL. FailedPrecondition.
+  // Checks that the tensors of `match` that each rank has whole may be written
+  // in place. LOCAL. FailedPrecondition.
   absl::Status CheckWritable(const StateMatch& match) const;
-  // All that this rank has of what `match` finds; of flats the values alone
-  // unless `with_states`, and then `shaped` (StateTable::FindShaped), too.
-  // Takes the memory that it is read to. LOCAL. ResourceExhausted.
+  // Plans the reads of all that this rank has of `match`, and takes the memory
+  // for them. Only values of flats are read, unless `with_states`: then their
+  // states and `shaped` (StateTable::FindShaped), too. LOCAL.
+  // ResourceExhausted.
   absl::Status Plan(const StateMatch& match, bool with_states,
                     const std::vector<int>& shaped);
-  // For ReadCheckpoint.
+  // Returns what ReadCheckpoint is to read.
   std::vector<WantedElements> Wanted() const;
-  // Where that fails, or what comes before Place. LOCAL.
+  // Restores what has changed, where ReadCheckpoint or anything else before
+  // Place fails. LOCAL.
   void Undo();
-  // Of plain tensors that `values` has as this rank's own: these, in place of
-  // rank 0's. LOCAL. DataLoss.
+  // Takes this rank's own `values` of plain tensors, in place of rank 0's.
+  // LOCAL. DataLoss.
   absl::Status TakeOwn(const std::map<std::string, std::string>& values);
 
-  // What has been read goes to its place, and its memory is given back. LOCAL.
+  // Copies what has been read to its place and frees the memory that it was
+  // read to. LOCAL.
   absl::Status Place();
-  // The rest. LOCAL, blocking. The disks' errors; some of it has changed then.
+  // Reads again, after Place, what was verified and not kept (see above).
+  // LOCAL, blocking. Errors are the disks'; some states have changed then.
   absl::Status ReadAgain(CheckpointReader* reader);
 
  private:
-  // Elements of a state of a flat, [begin, end) of those that this rank owns.
+  // Owned elements [begin, end) of a state of a flat.
   struct Owned {
     int flat = 0;
     StateTable::State kind = StateTable::kValue;
     Range range;
-    // Where the checkpoint has them, as what; nullopt: it has none, since they
-    // were never stepped there while others of the flat were, or the run that
-    // saved it had no such state, so zeros.
+    // Where the checkpoint has them, and in which dtype; nullopt: they become
+    // zeros, since they were never stepped there while others of the flat were,
+    // or since the run that saved it had no such state.
     std::optional<WantedElements> from;
     at::ScalarType dtype = at::kFloat;
   };
@@ -106,7 +111,8 @@ class StateReads {
     size_t number = 0;
   };
 
-  // Of the table, by number; nullopt: zeros, see Owned::from.
+  // A shaped state: its number in the table, and in `staging_`; nullopt: zeros,
+  // see Owned::from.
   struct StagedShaped {
     size_t to = 0;
     std::optional<size_t> number;
@@ -117,7 +123,7 @@ class StateReads {
   void PlanPlain(const at::Tensor& tensor, const StateMatch::Place& place);
   void PlanShaped(const StateMatch& match, const std::vector<int>& storages);
   void AddOwned(Owned one);
-  // REQUIRES: they are in memory or raised.
+  // Returns the elements' place. REQUIRES: they are in memory or raised.
   at::Tensor PlaceOf(const Owned& one) const;
   void Put(const StagedOwned& one, const at::Tensor& to) const;
   absl::Status PlaceOwned(const StagedOwned& one) const;
@@ -133,7 +139,7 @@ class StateReads {
   std::vector<StagedPlain> plain_;
   std::vector<StagedShaped> shaped_;
   std::vector<WantedElements> in_place_;
-  std::vector<at::Tensor> zeros_;  // where those are read to
+  std::vector<at::Tensor> zeros_;  // where zeros are read to
   std::vector<Owned> read_again_;
 };
 

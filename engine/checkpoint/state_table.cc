@@ -147,7 +147,7 @@ StateTable::StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
   for (size_t f = 0; f < flats_.size(); ++f) {
     for (const Parameter& p : flats_[f]->parameters()) {
       seen.insert(p.tensor.unsafeGetTensorImpl());
-      // Of one that the module has let go of since.
+      // A parameter that the module has let go of since has this name only.
       std::vector<std::string>& names = names_[p.tensor.unsafeGetTensorImpl()];
       if (names.empty()) names.push_back(p.name);
     }

@@ -1,5 +1,5 @@
-// StateTable: which storages a model has, as a checkpoint names them, and which
-// part of each this rank holds. Only names, sizes and places count: units, gaps
+// StateTable: lists a model's storages as a checkpoint names them, and the part
+// of each that this rank holds. Only names, sizes and places count: units, gaps
 // and shards are this run's own, and another run's may differ.
 #ifndef ENGINE_CHECKPOINT_STATE_TABLE_H_
 #define ENGINE_CHECKPOINT_STATE_TABLE_H_
@@ -28,7 +28,7 @@ namespace tessera {
 
 class StateTable {
  public:
-  // A storage that is sharded, of a flat.
+  // A sharded storage: a slot of a flat.
   struct Slot {
     int flat = 0;
     int slot = 0;
@@ -47,8 +47,8 @@ class StateTable {
     std::string name;      // "row_var"
     std::vector<int64_t> sizes;
   };
-  // The states of a flat's elements that a checkpoint holds, by number: its
-  // value, and from kFirst on the optimizer's.
+  // The number of a state that a checkpoint holds of a flat's elements: kValue,
+  // or from kFirst on the optimizer's.
   using State = int;
   static constexpr State kValue = 0, kFirst = 1;
   static constexpr int kMostStates = kFirst + kMaxCustomStates + 1;
@@ -56,60 +56,63 @@ class StateTable {
   StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
              ShardedOptimizer* optimizer, const torch::nn::Module& module);
 
-  // Of a flat's elements, with an optimizer or without.
+  // The number of states of a flat's elements, with an optimizer or without.
   int num_states(int flat) const;
   std::string NameOf(int flat, State state) const;
   // Whether it is the average of values (ema_decay).
   bool IsAverage(int flat, State state) const;
-  // Whether a state can begin beside older moments, since an option was turned
-  // on in a run: as zeros, as in a new optimizer, and the average as the
-  // values. Not exp_avg_sq, say, whose zeros late in a run make huge updates.
+  // Whether a state may begin beside older moments, because an option was
+  // turned on during a run: as zeros, as in a new optimizer, or for the average
+  // as the values. exp_avg_sq, for example, may not: its zeros late in a run
+  // make huge updates.
   bool MayBeginLate(int flat, State state) const;
   // Whether optimizers (ShardedOptimizer::name) differ by such options alone:
   // "adamw" and "adamw_amsgrad", "sgd" and "sgd_momentum"; of joined ones all.
   static bool AreRelated(absl::string_view a, absl::string_view b);
-  // In the order of the model's parameters; their numbers are those of the
-  // manifest, the plain ones after them, then the shaped ones that are there.
+  // The slots in the order of the model's parameters. The manifest numbers them
+  // in this order, then the plain tensors, then the shaped states that exist.
   const std::vector<Slot>& slots() const { return slots_; }
   const std::vector<Plain>& plain() const { return plain_; }
-  // In the order of the model's parameters, whether they are there or not.
+  // The shaped states in the order of the model's parameters, whether they
+  // exist or not.
   const std::vector<Shaped>& shaped() const { return shaped_; }
-  // Undefined where the flat has no states.
+  // Returns the state's tensor; undefined where the flat has no states.
   at::Tensor ValuesOf(const Shaped& shaped) const;
   const at::Tensor& ParameterOf(const Shaped& shaped) const {
     return FlatOf(shaped.flat).parameters()[shaped.parameter].tensor;
   }
-  // The storages of a manifest that have them, -1: none, where the parameter is
-  // called name_there(it), "": it is left alone. FailedPrecondition: one state
-  // without another, or in other sizes. Errors name the parameter.
+  // Finds the storages of a manifest that hold the shaped states; -1: none.
+  // `name_there` gives a parameter's name in the manifest, "" if it is left
+  // alone. FailedPrecondition: one state without another, or in other sizes.
+  // Errors name the parameter.
   absl::StatusOr<std::vector<int>> FindShaped(
       const proto::CheckpointManifest& manifest,
       const std::function<std::string(const at::Tensor&)>& name_there) const;
 
-  // All names of a parameter or buffer, in the module's order.
+  // Returns all names of a parameter or buffer, in the module's order.
   const std::vector<std::string>& NamesOf(const at::Tensor& tensor) const;
-  // What a manifest says of all of them.
+  // Describes all storages in a manifest.
   void Describe(proto::CheckpointManifest* head) const;
-  // Whether this rank has elements of a state, [owned], and of which dtype they
-  // are in a checkpoint, whatever they are kept as (StateNumbers).
+  // Whether this rank has elements of a state, [owned]; and their dtype in a
+  // checkpoint, whatever dtype they are kept in (StateNumbers).
   bool Has(int flat, State state) const;
   at::ScalarType DtypeOf(int flat, State state) const;
-  // Of the optimizer's: as StepState says.
+  // Whether an optimizer's state is never negative, as StepState says.
   bool non_negative(int flat, State state) const {
     return state != kValue &&
            optimizer_->states().IsNonNegative(
                static_cast<size_t>(flat), static_cast<size_t>(state - kFirst));
   }
-  // Where they lie, perhaps on a disk. REQUIRES: Has.
+  // Returns where a state's elements lie, perhaps on a disk. REQUIRES: Has.
   TieredBuffer& Buffer(int flat, State state) const {
     ShardStates& states = FlatOf(flat).states();
     return state == kValue ? states.value()
                            : states.moments()[static_cast<size_t>(state) - 1];
   }
-  // Those in `part` of [owned], as they are kept. REQUIRES: Has, and that they
-  // are in memory or raised.
+  // Returns the elements in `part` of [owned], as they are kept. REQUIRES: Has,
+  // and that they are in memory or raised.
   at::Tensor Elements(int flat, State state, Range part) const;
-  // The elements of a slot that are in `part`, a range of its flat.
+  // Returns the elements of a slot that are in `part`, a range of its flat.
   Range Part(const Slot& slot, Range part) const;
 
  private:
@@ -129,28 +132,29 @@ class StateTable {
   absl::flat_hash_map<const at::TensorImpl*, std::vector<std::string>> names_;
 };
 
-// Complex numbers are stored as pairs of real ones: how many of these an
-// element of a tensor is, and their dtype.
+// How many numbers an element of a tensor is stored as, and their dtype:
+// complex numbers are pairs of real ones.
 int64_t NumbersPer(const at::Tensor& tensor);
 at::ScalarType NumberDtype(const at::Tensor& tensor);
-// The numbers that states of the optimizer are, out of what they are kept as
-// and back. Those of 8 bits (optim/kernels/block8.h) are bytes in blocks, and
-// float32 numbers; others are numbers as they are kept. On whatever device;
-// what is there in blocks goes through the CPU, blocking. Throw c10::Error.
-// LOCAL.
+// StateNumbers and SetStateNumbers convert optimizer states from what they are
+// kept as to numbers, and back. States of 8 bits (optim/kernels/block8.h) are
+// kept as bytes in blocks, and are float32 numbers; others are kept as numbers.
+// They may be on any device; blocks there go through the CPU, blocking. Both
+// throw c10::Error. LOCAL.
 //
-// [numel], the first of `kept`, which begins with a block; not a copy where
-// they are kept as numbers.
+// Returns the first `numel` numbers of `kept`, which begins with a block; not a
+// copy where they are kept as numbers.
 at::Tensor StateNumbers(const at::Tensor& kept, int64_t numel,
                         bool non_negative);
-// Of any floating dtype. In blocks what is behind them in the last one is 0.
+// Sets `kept` to `numbers`, of any floating dtype. Elements behind them in the
+// last block become 0.
 void SetStateNumbers(const at::Tensor& numbers, bool non_negative,
                      const at::Tensor& kept);
 
-// In elements, the last dim's 1.
+// Returns the row-major strides of `sizes`, in elements.
 std::vector<int64_t> ContiguousStrides(at::IntArrayRef sizes);
-// Strides that count; those of dims of one element, or of tensors of none, may
-// be anything, and are 0 here.
+// Returns strides for comparison: those that may be anything, of dims of one
+// element or of empty tensors, become 0.
 std::vector<int64_t> PlainStrides(at::IntArrayRef sizes,
                                   at::IntArrayRef strides);
 

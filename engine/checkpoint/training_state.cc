@@ -34,7 +34,7 @@ std::string BytesOf(const at::Tensor& tensor) {
                      here.nbytes());
 }
 
-// Of tensors that are no floating numbers of a storage: complex ones as pairs.
+// Returns the numbers of a tensor that is not sharded: complex ones as pairs.
 at::Tensor NumbersOf(const at::Tensor& tensor) {
   at::Tensor plain = tensor.detach().resolve_conj().resolve_neg().contiguous();
   if (plain.is_complex()) plain = at::view_as_real(plain);
@@ -177,7 +177,8 @@ absl::Status AddPlain(const TrainingState& state, const StateTable& table,
   return absl::OkStatus();
 }
 
-// The same on all ranks, who take turns.
+// Adds the shaped states, which are identical on all ranks: the ranks take
+// turns.
 void AddShaped(const TrainingState& state, const StateTable& table,
                CheckpointContent* content) {
   int number = static_cast<int>(table.slots().size() + table.plain().size());

@@ -1,6 +1,6 @@
 // TrainingState: what a checkpoint of an engine holds, and in which order it is
-// saved and loaded; the bytes go through checkpoint/checkpoint.h, what belongs
-// to what is engine/checkpoint/state_table.h's.
+// saved and loaded. Bytes go through checkpoint/checkpoint.h;
+// engine/checkpoint/state_table.h says which storage belongs to what.
 #ifndef ENGINE_CHECKPOINT_TRAINING_STATE_H_
 #define ENGINE_CHECKPOINT_TRAINING_STATE_H_
 
@@ -25,7 +25,7 @@ namespace proto {
 class Config;
 }
 
-// Borrowed for one call. REQUIRES: units can be updated
+// All is borrowed for one call. REQUIRES: units can be updated
 // (FlatParameter::PrepareUpdate).
 struct TrainingState {
   const ShardedModel& model;
@@ -39,13 +39,14 @@ struct TrainingState {
   LossScaler* scaler() const { return optimization.scaler(); }
 };
 
-// Each element of masters and optimizer states once, by one of the ranks that
-// hold it; parameters that the engine leaves alone, and buffers: once if they
-// are the same on all ranks, else rank 0's, and those that differ; steps per
-// parameter, options of groups that the program has set, the state of a
-// scheduler that has one, the loss scaler's; of each rank the default
-// generators of the CPU and of the model's device, and `client_state`. Nothing
-// is copied: pieces that last do until the next update. COLLECTIVE.
+// Lists what a checkpoint is to hold: each element of masters and optimizer
+// states once, from one of the ranks that hold it; buffers and parameters that
+// the engine leaves alone, once if all ranks have the same, else rank 0's and
+// those that differ; steps per parameter, options of groups that the program
+// has set, the states of the scheduler (if it has one) and of the loss scaler;
+// and for each rank the default generators of the CPU and of the model's
+// device, and `client_state`. Nothing is copied: pieces marked as lasting are
+// valid until the next update. COLLECTIVE.
 absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
                                             absl::string_view client_state);
 
@@ -56,16 +57,16 @@ struct LoadedState {
   std::optional<int64_t> samples, batch;
   LoadCheckpointReport report;
 };
-// Fills the owned parts, of what `options` (the same on all ranks) mean,
-// whatever ranks and stage saved them; the caller
-// publishes them. What ranks have of their own (generators, differing buffers,
-// client_state) comes back where as many ranks load as saved; else generators
-// stay, buffers are rank 0's, and rank r gets the client_state of rank r modulo
-// the saved world size. Everything that can be wrong with the files is found,
-// on every rank, before anything is changed. What lies on a disk, and states of
-// 8 bits, are read twice, and in memory (as the checkpoint has them) one flat
-// at a time; what else lies in memory is held there once more. COLLECTIVE.
-// `*changed`: with an error, that even so something has been.
+// Loads the owned parts of what `options` (identical on all ranks) select,
+// whatever world size and stage saved them; the caller publishes them. What
+// ranks have of their own (generators, differing buffers, client_state) is
+// restored where as many ranks load as saved; else generators stay, buffers are
+// rank 0's, and rank r gets the client_state of rank r modulo the saved world
+// size. Everything that can be wrong with the files is found, on every rank,
+// before anything is changed. States on a disk, and those of 8 bits, are read
+// twice, one flat at a time in memory; all other states take their size in
+// memory once more. COLLECTIVE. `*changed`: whether something has changed
+// although an error is returned.
 absl::StatusOr<LoadedState> LoadState(const std::string& dir,
                                       const TrainingState& state,
                                       const LoadCheckpointOptions& options,

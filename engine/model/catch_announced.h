@@ -1,9 +1,9 @@
 // CatchAnnounced: CatchTorch for what all ranks do together.
 //
-// An error that such a part returns is one that all ranks have come to. What it
-// throws (out of memory, the user's code) is this rank's alone, somewhere
-// between two agreements, and the others would wait for it until their timeout:
-// so it is announced, which ends their waits (Communicator::Announce).
+// An error that `f` returns is one that all ranks agree on. What it throws (out
+// of memory, the user's code) happened on this rank only, somewhere between two
+// agreements, and the others would wait for it until their timeout: so it is
+// announced, which ends their waits (Communicator::Announce).
 #ifndef ENGINE_MODEL_CATCH_ANNOUNCED_H_
 #define ENGINE_MODEL_CATCH_ANNOUNCED_H_
 

@@ -1,5 +1,5 @@
-// EngineLife: whether an engine may be called: it is closed, its states are
-// lost, a Backward runs, the parameters are someone else's for a while.
+// EngineLife: knows whether an engine may be called, or is closed, has lost its
+// states, runs a Backward, or has lent its parameters for a while.
 //
 // Threads: none; calls of an engine come from one thread at a time.
 #ifndef ENGINE_MODEL_ENGINE_LIFE_H_
@@ -18,23 +18,24 @@ class EngineLife {
   explicit EngineLife(const Optimization* optimization)
       : optimization_(optimization) {}
 
-  // FailedPrecondition after Close, and within a Backward; what has been lost.
-  // LOCAL.
+  // Returns FailedPrecondition after Close and within a Backward, and the error
+  // of Lose. LOCAL.
   absl::Status CheckOpen() const;
-  // FailedPrecondition while a scope of Engine::Summon is open. LOCAL.
+  // Returns FailedPrecondition while a scope of Engine::Summon is open. LOCAL.
   absl::Status CheckNotSummoned() const;
-  // FailedPrecondition while the parameters are their averages. LOCAL.
+  // Returns FailedPrecondition while the parameters are their averages. LOCAL.
   absl::Status CheckNotAveraged() const;
 
   bool closed() const { return closed_; }
   void Close() { closed_ = true; }
-  // A call that changes masters or states has ended half way: what there is is
-  // neither the old nor the new, and nothing trains on with it. LOCAL.
+  // Marks masters or states as lost, because a call that changes them ended
+  // half way: they are neither old nor new, and training with them is refused.
+  // LOCAL.
   void Lose(const absl::Status& status);
-  // By Engine::SwapInAverages and SwapOutAverages.
+  // Set by Engine::SwapInAverages and SwapOutAverages.
   bool averaged() const { return averaged_; }
   void SetAveraged(bool averaged) { averaged_ = averaged; }
-  // Flats in open scopes of Engine::Summon, by these.
+  // Track the flats in open scopes of Engine::Summon.
   bool summoned(const FlatParameter* flat) const {
     return summoned_.contains(flat);
   }

@@ -81,7 +81,7 @@ absl::Status AwaitOwners(UpdateGuard* guard) {
   return status;
 }
 
-// Of this rank.
+// Waits until this rank's updates are done.
 absl::Status AwaitUpdates(UpdateGuard* guard) {
   absl::Status status;
   for (const auto& flat : guard->model().flats()) {

@@ -7,12 +7,12 @@
 //   if (!written.ok()) return scope.Fail(written);  // here alone, perhaps
 //   return scope.Commit();                          // used again by all
 //
-// Every call of an engine that reads or changes masters goes through one, also
-// those that change nothing for the user: what he wrote into parameters gets
-// into the masters only here. One that is neither committed nor failed nor
-// dismissed at its end is failed then.
+// Every call of an engine that reads or changes masters opens one, also calls
+// that change nothing for the user: what the user wrote into parameters reaches
+// the masters only here. The destructor fails a scope that was not committed,
+// failed or dismissed.
 //
-// Why, and what would break otherwise, stands in exclusive_scope.cc.
+// exclusive_scope.cc says why, and what would break otherwise.
 #ifndef ENGINE_MODEL_EXCLUSIVE_SCOPE_H_
 #define ENGINE_MODEL_EXCLUSIVE_SCOPE_H_
 
@@ -33,37 +33,38 @@ class ExclusiveScope {
   ExclusiveScope(const ExclusiveScope&) = delete;
   ExclusiveScope& operator=(const ExclusiveScope&) = delete;
 
-  // Enter and Prepare, and an agreement that all ranks have done both; updates
-  // that were begun early are dropped (offload/update_stream.h). `mine`:
-  // what is wrong here, if anything is. FailedPrecondition if a tessera::Use
-  // holds a unit, or a scope of Engine::Summon is open; the same on all ranks;
-  // the scope is not open then. COLLECTIVE.
+  // Calls Enter and Prepare, and agrees that all ranks have done both; early
+  // updates are dropped (offload/update_stream.h). `mine`: this rank's error,
+  // if any. FailedPrecondition, identical on all ranks, if a tessera::Use holds
+  // a unit or a scope of Engine::Summon is open. After an error the scope is
+  // not open. COLLECTIVE.
   absl::Status Begin(absl::Status mine = absl::OkStatus());
-  // The same for one flat alone. COLLECTIVE.
+  // As Begin, for one flat only. COLLECTIVE.
   absl::Status BeginOne(FlatParameter* flat);
 
-  // The first half of Begin, for those that come to an agreement later. From
-  // here on no rank reads what others own, until they commit. The same error on
-  // all ranks; the scope is not open then. Where ranks read only in collectives
-  // nothing is agreed on, whatever `mine` is: the caller fails the scope then.
-  // `flat`: no other counts. COLLECTIVE.
+  // The first half of Begin, for callers that agree later: from here until the
+  // commit no rank reads what others own. Errors are identical on all ranks;
+  // the scope is not open then. Where ranks read only in collectives, nothing
+  // is agreed on and `mine` is not looked at: the caller fails the scope then.
+  // `flat`: only this flat counts. COLLECTIVE.
   absl::Status Enter(absl::Status mine, FlatParameter* flat = nullptr);
-  // The second half: all flats are PrepareUpdate'd. LOCAL.
+  // The second half of Begin: calls PrepareUpdate on all flats. LOCAL.
   absl::Status Prepare();
 
-  // Ends the scope: from the next use on a unit is what all owners have made of
-  // it. `status`: an error that all ranks have come to, returned; what has been
-  // changed stays. COLLECTIVE, ASYNC with overlap, with a shared working copy;
-  // else LOCAL: with served shards it waits for what a disk updates.
+  // Ends the scope: from the next use on, units have the values that their
+  // owners have set. `status`: an error that all ranks agree on, which is
+  // returned; what has been changed stays. COLLECTIVE, and ASYNC with overlap,
+  // with a shared working copy; else LOCAL: with served shards it waits for
+  // updates on a disk.
   absl::Status Commit(absl::Status status = absl::OkStatus());
-  // Ends the scope where this rank could not do its part: what the others made
-  // of theirs is used by nobody. Returns `status`. LOCAL.
+  // Ends the scope where this rank could not do its part: nobody uses what the
+  // other ranks changed. Returns `status`. LOCAL.
   absl::Status Fail(const absl::Status& status);
-  // Ends the scope, and nothing else: no unit will be used any more
-  // (Engine::Close), or the next scope goes on where this one stopped. LOCAL.
+  // Ends the scope and does nothing else: no unit will be used any more
+  // (Engine::Close), or the next scope continues where this one stopped. LOCAL.
   void Dismiss() { open_ = false; }
 
-  // What Fail does, where a failure comes before a scope could begin.
+  // Does what Fail does, for a failure before a scope could begin.
   static absl::Status FailAll(UpdateGuard* guard, const absl::Status& status);
 
  private:

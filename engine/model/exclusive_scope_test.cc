@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Of one rank; counts all-reduces.
+// A communicator of one rank that counts all-reduces.
 struct ListeningCommunicator : FakeCommunicator {
   ListeningCommunicator() {
     before = [this](const CommCall& call) {

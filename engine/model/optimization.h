@@ -1,6 +1,6 @@
-// Optimization: the gradients of a step, what they are multiples of, and the
-// optimizer that steps with them. From Engine::Create to Close there are
-// gradients; an optimizer where the configuration has one.
+// Optimization: owns the gradients of a step, their scale, and the optimizer
+// that steps with them. Gradients exist from Engine::Create to Close; an
+// optimizer where the configuration has one.
 //
 // Threads: none; calls of an engine come from one thread at a time.
 #ifndef ENGINE_MODEL_OPTIMIZATION_H_
@@ -26,7 +26,7 @@ class Optimization {
   void SetGradients(std::unique_ptr<Gradients> gradients) {
     gradients_ = std::move(gradients);
   }
-  // By the end of the engine: first these, then the optimizer.
+  // Called when the engine ends: first DropGradients, then DropOptimizer.
   void DropGradients() { gradients_.reset(); }
   void DropOptimizer() { optimizer_.reset(); }
 
@@ -37,14 +37,15 @@ class Optimization {
     return scaler_.has_value() ? &*scaler_ : nullptr;
   }
 
-  // Whether the step's Backwards have weights; absent: there was none yet.
-  // Trainer's to say.
+  // Whether the step's Backwards have weights, as Trainer sets it; absent:
+  // there was no Backward yet.
   std::optional<bool> weighted() const { return weighted_; }
   void SetWeighted(std::optional<bool> weighted) { weighted_ = weighted; }
   double loss_scale() const {
     return scaler_.has_value() ? scaler_->scale() : 1;
   }
-  // What the step's gradients are divided by at last. REQUIRES: gradients.
+  // Returns what the step's gradients are divided by at the end. REQUIRES:
+  // gradients.
   double divisor() const {
     const double scale = loss_scale();
     return weighted_.value_or(false) ? scale * gradients_->weight_divisor()

@@ -1,6 +1,6 @@
-// OptimizerGroups: the options of an engine's groups of parameters: as they are
-// set, and as the schedule makes them for a step. What its calls do and return
-// is said with Engine's of the same name (engine/engine.h).
+// OptimizerGroups: the options of an engine's groups of parameters, as they are
+// set and as the schedule makes them for a step. engine/engine.h documents the
+// calls that Engine has under the same name.
 //
 // Threads: none; calls of an engine come from one thread at a time.
 #ifndef ENGINE_MODEL_OPTIMIZER_GROUPS_H_
@@ -27,46 +27,51 @@ namespace tessera {
 
 class OptimizerGroups {
  public:
-  // `model` and `life` outlive this. `schedule` null: the rate stays.
+  // `model` and `life` outlive this. `schedule` null: the rate is constant.
   OptimizerGroups(const ShardedModel* model, const EngineLife* life,
                   std::unique_ptr<LrSchedule> schedule)
       : model_(model), life_(life), schedule_(std::move(schedule)) {}
 
-  // As the configuration has them: by Engine::Create, where there is an
-  // optimizer.
+  // Sets the configuration's groups: called by Engine::Create, where there is
+  // an optimizer.
   void Configure(ParameterGroups groups) {
     configured_ = groups.options;
     groups_ = std::move(groups);
   }
-  // As a checkpoint has them.
+  // Sets the options that a checkpoint has.
   void Restore(std::vector<OptimizerOptions> options) {
     groups_.options = std::move(options);
   }
 
-  // As they are without a schedule; no group without an optimizer.
+  // The groups as they are set, without the schedule; none without an
+  // optimizer.
   const ParameterGroups& groups() const { return groups_; }
   const std::vector<OptimizerOptions>& configured() const {
     return configured_;
   }
   bool any() const { return !groups_.options.empty(); }
-  // Null: there is none, or it follows no metric.
+  // The scheduler, null if there is none; and its Plateau, null if it follows
+  // no metric.
   const LrSchedule* schedule() const { return schedule_.get(); }
   Plateau* plateau() const {
     return schedule_ == nullptr ? nullptr : schedule_->plateau();
   }
-  // What the optimizer step after `steps_done` uses, of each group. LOCAL.
+  // Returns each group's options for the optimizer step after `steps_done`.
+  // LOCAL.
   std::vector<OptimizerOptions> Scheduled(int64_t steps_done) const;
 
-  // A group's number. NotFound; FailedPrecondition without an optimizer. LOCAL.
+  // Returns a group's number. NotFound; FailedPrecondition without an
+  // optimizer. LOCAL.
   absl::StatusOr<size_t> Find(absl::string_view name) const;
   absl::Status SetLearningRate(double rate);
   absl::Status ReportMetric(double metric);
   absl::Status SetOption(absl::string_view group, absl::string_view option,
                          double value, int64_t steps_done);
-  // FailedPrecondition if `within_step`.
+  // As Engine::SetFrozen; FailedPrecondition if `within_step`.
   absl::Status SetFrozen(absl::string_view group, bool frozen,
                          bool within_step);
-  // Of a group's parameter, until RestoreRequiresGrad. LOCAL.
+  // Sets requires_grad of a group's parameter, until RestoreRequiresGrad.
+  // LOCAL.
   void SetRequiresGrad(const at::Tensor& parameter, bool requires_grad);
   void RestoreRequiresGrad();
 
@@ -80,7 +85,7 @@ class OptimizerGroups {
   const std::unique_ptr<LrSchedule> schedule_;
   ParameterGroups groups_;
   std::vector<OptimizerOptions> configured_;
-  // Parameters that were frozen, or no longer are: what they were before.
+  // requires_grad as it was before, of parameters that were frozen or unfrozen.
   absl::flat_hash_map<at::TensorImpl*, std::pair<at::Tensor, bool>>
       requires_grad_before_;
 };

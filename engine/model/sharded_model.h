@@ -24,15 +24,17 @@ class Module;
 
 namespace tessera {
 
-// A parameter of the engine: number of its flat, and in that.
+// A parameter of the engine: the number of its flat, and its number in the
+// flat.
 struct ParameterRef {
   int flat, parameter;
 };
 
 struct RankGroups {
   std::shared_ptr<Communicator> all;
-  // Those that the flats are sharded over, `all` itself or neighbours of it;
-  // and those that hold the same part as this rank, null if none does.
+  // `shard`: the ranks that the flats are sharded over, all or consecutive
+  // ones; `replicas`: the ranks that hold the same part as this one, null if
+  // none does.
   std::shared_ptr<Communicator> shard, replicas;
 };
 
@@ -53,7 +55,7 @@ class ShardedModel {
     schedule_ = std::move(schedule);
   }
   void Add(std::shared_ptr<FlatParameter> flat);
-  // By Close: the flats are the engine's no longer.
+  // Called by Close: drops the flats.
   void Clear() { flats_.clear(); }
 
   torch::nn::Module& module() const { return *module_; }
@@ -64,10 +66,11 @@ class ShardedModel {
   const std::vector<std::shared_ptr<FlatParameter>>& flats() const {
     return flats_;
   }
-  // The CPU without flats.
+  // The flats' device; the CPU without flats.
   at::Device device() const;
 
-  // By the first name of a parameter; by name of a flat. NotFound. LOCAL.
+  // Find a parameter by its first name, and a flat by its name. NotFound.
+  // LOCAL.
   absl::StatusOr<ParameterRef> Find(absl::string_view name) const;
   absl::StatusOr<FlatParameter*> FindFlat(absl::string_view name) const;
   FlatParameter& flat(const ParameterRef& place) const {

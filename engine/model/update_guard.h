@@ -1,7 +1,7 @@
 // UpdateGuard: what an ExclusiveScope (engine/model/exclusive_scope.h) keeps
 // apart: an engine's model, whose owners change their parts in an update, and
-// all that reads or writes these besides: other ranks, updates on the host or
-// a disk, a save that is being written.
+// everything else that reads or writes these parts: other ranks, updates on the
+// host or a disk, a save that is being written.
 //
 // Threads: none; calls of an engine come from one thread at a time.
 #ifndef ENGINE_MODEL_UPDATE_GUARD_H_
@@ -27,14 +27,14 @@ class UpdateGuard {
               std::function<void()> before_change = nullptr)
       : model_(model), life_(life), before_change_(std::move(before_change)) {}
 
-  // ---- how ranks come to values, as Engine::Create has chosen ----
-  // The ranks of a host have one working copy.
+  // ---- How ranks get values, as Engine::Create chooses. ---- The ranks of a
+  // host have one working copy.
   void SetOneCopy() { one_copy_ = true; }
-  // Ranks read each other's shards; else gathers are collectives.
+  // Ranks read each other's shards; without this, gathers are collectives.
   void SetServed(std::shared_ptr<ServedGathers> served) {
     served_ = std::move(served);
   }
-  // Some states are updated elsewhere; else all are in memory.
+  // Some states are updated by a stream; without this, all are in memory.
   void SetStream(std::shared_ptr<UpdateStream> stream) {
     stream_ = std::move(stream);
   }
@@ -50,11 +50,11 @@ class UpdateGuard {
   void BeforeChange() const {
     if (before_change_) before_change_();
   }
-  // Engine::Offload takes states elsewhere.
+  // Engine::Offload has moved states.
   void NoteMoved() { moved_ = true; }
-  // A call that changes masters or states could not end: where some of them are
-  // elsewhere, what is there is neither the old nor the new, and nothing trains
-  // on with it. LOCAL.
+  // Reports that a call that changes masters or states could not finish:
+  // offloaded states are then neither old nor new, and training with them is
+  // refused. LOCAL.
   void FailTiers(const absl::Status& status) {
     if (stream_ != nullptr) {
       stream_->Fail(status);

@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-// Of this rank's masters of each of these units.
+// Returns fingerprints of this rank's masters in the units of `which`.
 absl::StatusOr<std::vector<uint64_t>> FingerprintsOf(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     const std::vector<bool>& which) {

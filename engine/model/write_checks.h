@@ -1,6 +1,6 @@
-// Are writes of the user's into parameters the same on the ranks that must have
-// them? Gradients have the same bits on all ranks, and so have the steps: such
-// writes are all that could part ranks.
+// WriteChecks: checks that the user's writes into parameters are identical on
+// the ranks that must have them. Gradients and steps have the same bits on all
+// ranks, so only such writes can make ranks diverge.
 #ifndef ENGINE_MODEL_WRITE_CHECKS_H_
 #define ENGINE_MODEL_WRITE_CHECKS_H_
 
@@ -14,24 +14,26 @@ namespace tessera {
 
 class WriteChecks {
  public:
-  // `model` outlives this. `check_writes`: of the configuration.
+  // `model` outlives this. `check_writes`: the configuration's
+  // sharding.check_writes.
   WriteChecks(const ShardedModel* model, bool check_writes)
       : model_(model), check_writes_(check_writes) {}
 
-  // With sharding.shard_group_size: units that some rank has written to are
-  // compared between replicas, until they are equal. REQUIRES: within an
-  // ExclusiveScope. FailedPrecondition, the same on all ranks. COLLECTIVE: one
-  // small exchange, two if anything was written.
+  // Compares units that some rank has written to between replicas, until they
+  // are equal; does nothing without sharding.shard_group_size. REQUIRES: within
+  // an ExclusiveScope. FailedPrecondition, the same on all ranks. COLLECTIVE:
+  // one small exchange, two if anything was written.
   absl::Status CheckReplicas();
 
-  // What operators wrote at places that depend on their input since the last
-  // Backward (sharding/flat/placed_writes.h), and replicas as CheckReplicas:
-  // who saves wants ranks that hold the same. REQUIRES, errors: as that.
-  // COLLECTIVE: one small exchange more.
+  // Checks, before a save, what operators wrote since the last Backward at
+  // places that depend on their input (sharding/flat/placed_writes.h), and then
+  // calls CheckReplicas. REQUIRES and errors are CheckReplicas'. COLLECTIVE:
+  // one small exchange more.
   absl::Status CheckBeforeSave();
 
-  // With sharding.check_writes: what was written since the last call is the
-  // same on all ranks. FailedPrecondition, the same on all. COLLECTIVE.
+  // Checks, with sharding.check_writes, that what was written since the last
+  // call is identical on all ranks. FailedPrecondition, identical on all ranks.
+  // COLLECTIVE.
   absl::Status CheckWrites();
 
  private:
@@ -39,7 +41,8 @@ class WriteChecks {
 
   const ShardedModel* const model_;
   const bool check_writes_;
-  // By flat: written to since replicas were last seen to be equal, somewhere.
+  // By flat: whether some rank wrote to it since replicas were last seen to be
+  // equal.
   std::vector<bool> unverified_;
 };
 

@@ -1,4 +1,4 @@
-// What devices compute at most, for utilization.
+// Peak performance of devices, for utilization.
 #ifndef ENGINE_OBSERVE_DEVICE_PEAK_H_
 #define ENGINE_OBSERVE_DEVICE_PEAK_H_
 
@@ -8,11 +8,12 @@
 
 namespace tessera {
 
-// Operations a second of dense matrix products in 16 bits, by the makers' data
-// sheets, of a device whose name has `model` in it ("NVIDIA H100 80GB HBM3"); 0
-// of others.
+// Returns the operations per second of dense 16-bit matrix products, by the
+// vendors' data sheets, for a device called `model` ("NVIDIA H100 80GB HBM3");
+// 0 if it is not known.
 double PeakFlopsOf(absl::string_view model);
-// The model of this host's first GPU, as the driver says; "" without one.
+// Returns the model of this host's first GPU, as the driver says; "" without
+// one.
 std::string GpuModel();
 
 }  // namespace tessera

@@ -19,7 +19,7 @@ namespace {
 // Within an operator that is counted nothing is.
 thread_local int counted_depth = 0;
 
-// Of one call.
+// The arguments of one operator call.
 struct Call : at::ObserverContext {
   std::vector<at::IValue> in;
 };

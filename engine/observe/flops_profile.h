@@ -3,8 +3,9 @@
 // C++ modules do not tell when their forward runs, and a product of two
 // activations belongs to the unit whose weights came before it.
 //
-// Of all threads of the process; so of two models that run forwards at that
-// time both are counted. Slower while it runs: every operator is looked at.
+// It counts in all threads of the process, so two models that run forwards at
+// the same time are both counted. Operators are slower while it runs: each one
+// is looked at.
 #ifndef ENGINE_OBSERVE_FLOPS_PROFILE_H_
 #define ENGINE_OBSERVE_FLOPS_PROFILE_H_
 
@@ -23,7 +24,7 @@ struct FlopCounts {
   struct Sum {
     int64_t calls = 0, flops = 0;
   };
-  std::map<std::string, Sum> by_operator, by_unit;  // what has flops
+  std::map<std::string, Sum> by_operator, by_unit;  // only those with flops
   int64_t total() const;
 };
 
@@ -33,9 +34,9 @@ class FlopsProfile {
   ~FlopsProfile();
   FlopsProfile(FlopsProfile&&) = delete;
 
-  // Counts from now on, until Stop. LOCAL.
+  // Starts counting, until Stop. LOCAL.
   void Start();
-  // The forward took `seconds`. LOCAL.
+  // Stops counting; the forward took `seconds`. LOCAL.
   void Stop(double seconds);
   bool runs() const { return running_.has_value(); }
   bool done() const { return done_; }
@@ -49,7 +50,7 @@ class FlopsProfile {
   bool done_ = false;
 };
 
-// What was counted, for people.
+// The run that a profile belongs to, for its table.
 struct FlopsProfileContext {
   int64_t step = 0;  // whose forward it was, from 1 on
   int world_size = 1;

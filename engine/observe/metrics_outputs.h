@@ -19,16 +19,16 @@ class Config;
 
 class MetricsOutputs {
  public:
-  // Any of them is enabled.
+  // Whether any writer is enabled.
   static bool Wanted(const proto::Config& config);
-  // Opens all that are enabled. FileError's, with the section that names the
-  // path. LOCAL.
+  // Opens all enabled writers. Errors are FileError's, with the section that
+  // names the path. LOCAL.
   static absl::StatusOr<MetricsOutputs> Open(const proto::Config& config);
-  // For what Open would open.
+  // Takes the writers that Open opens, or others in their place.
   explicit MetricsOutputs(std::vector<std::unique_ptr<MetricsWriter>> writers);
 
-  // By all writers. What one cannot write goes to the log as a warning, the
-  // first time; it is tried again with the next step. Training goes on.
+  // Writes with all writers. The first failure of each writer is logged as a
+  // warning; it is tried again with the next step. Training goes on.
   void Write(const StepMetrics& metrics);
   void Flush();
   bool empty() const { return writers_.empty(); }
@@ -43,7 +43,7 @@ class MetricsOutputs {
   std::vector<Writer> writers_;
 };
 
-// Where jsonl_monitor's files are.
+// Returns the folder of jsonl_monitor's files.
 std::string RunFolder(const proto::Config& config);
 
 }  // namespace tessera

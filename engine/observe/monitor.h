@@ -2,16 +2,16 @@
 // (docs/monitoring.md).
 //
 //   engine->monitor().SetTokensPerSample(2048);       // once
-//   engine->monitor().AddScalar("eval/loss", loss);   // goes where the rest
+//   engine->monitor().AddScalar("eval/loss", loss); // written with the rest
 //   goes
 //
-// It goes to the writers that the configuration enables (tensorboard,
-// csv_monitor, jsonl_monitor), on rank 0; elsewhere, and where none is enabled,
-// the calls do nothing, so that a program may always make them. What is added
-// belongs to the last optimizer step, and is written with its metrics; before
-// the first one to that.
+// Metrics go to the writers that the configuration enables (tensorboard,
+// csv_monitor, jsonl_monitor), on rank 0; on other ranks, and where none is
+// enabled, the calls do nothing, so a program may always make them. What is
+// added belongs to the last optimizer step and is written with its metrics;
+// what is added before the first step belongs to that one.
 //
-// Threads: as the engine's, one at a time.
+// Threads: as for the engine, one at a time.
 #ifndef ENGINE_OBSERVE_MONITOR_H_
 #define ENGINE_OBSERVE_MONITOR_H_
 
@@ -28,23 +28,25 @@ namespace tessera {
 
 class Monitor {
  public:
-  // Tags are paths ("eval/loss"). A number may be NaN. LOCAL.
+  // Adds a number or a text. Tags are paths ("eval/loss"). A number may be NaN.
+  // LOCAL.
   void AddScalar(absl::string_view tag, double value);
   void AddText(absl::string_view tag, absl::string_view text);
-  // Of any shape, dtype (not complex) and device, which is waited for. LOCAL.
+  // Adds a histogram of values of any shape, device and dtype except complex
+  // ones; waits for the device. LOCAL.
   void AddHistogram(absl::string_view tag, const at::Tensor& values);
 
-  // Tokens, for tokens a second and what is computed for a token: of each
-  // sample, from now on; or of this rank since the last optimizer step, added
-  // up, which then count instead. LOCAL.
+  // Set the number of tokens, for tokens per second and operations per token:
+  // per sample, from now on; or of this rank since the last optimizer step,
+  // added up, which replaces the number per sample. LOCAL.
   void SetTokensPerSample(int64_t tokens) { tokens_per_sample_ = tokens; }
   void CountTokens(int64_t tokens) { tokens_ += tokens; }
 
-  // Rank 0, and a writer is enabled. LOCAL.
+  // Whether this is rank 0 and a writer is enabled. LOCAL.
   bool writes() const { return writes_; }
-  // The metrics of the last step that all ranks have told theirs of, one or two
-  // steps behind; the same on all ranks but for what is each one's own. Null
-  // before, and where nothing is enabled. LOCAL.
+  // Returns the metrics of the last step whose exchange between ranks has
+  // ended, one or two steps behind; identical on all ranks, except for what is
+  // each rank's own. Null before that, and where nothing is enabled. LOCAL.
   const StepRecord* last() const { return last_.get(); }
 
  private:

@@ -1,11 +1,11 @@
-// RankExchange: what each rank tells of a step, on its way to all of them.
+// RankExchange: exchanges each rank's metrics of a step between all ranks.
 //
-// Why late. A step's numbers are there when it has ended, and the next forward
-// is to begin at once. So they go by one small all-gather, queued at the end of
-// a Step, which all ranks have agreed on, and waited for by the next one, when
-// it has long been done. A loss on a device has to come to the host before
-// that, without the host waiting for it: an engine of a device queues it at the
-// end of the Step after, and tells it another one later.
+// Why it is late: a step's numbers are known when it has ended, and the next
+// forward is to begin at once. So one small all-gather is queued at the end of
+// a Step, which all ranks have agreed on, and the next Step waits for it, when
+// it has long been done. A loss on a device has to reach the host first,
+// without the host waiting for it: on a device the all-gather is queued one
+// Step later, and its result is used another Step later.
 #ifndef ENGINE_OBSERVE_RANK_EXCHANGE_H_
 #define ENGINE_OBSERVE_RANK_EXCHANGE_H_
 
@@ -20,16 +20,17 @@
 
 namespace tessera {
 
-// The losses of a step, added up where they are.
+// Adds up the losses of a step, on the device where they are.
 class LossSum {
  public:
-  // A loss of one element, `times` so often. ASYNC on a device. LOCAL.
+  // Adds a loss of one element, multiplied by `times`. ASYNC on a device.
+  // LOCAL.
   void Add(const at::Tensor& loss, double times);
   void Clear() { *this = LossSum(); }
   bool any() const { return any_; }
-  // On its way to the host, where it is on a device. ASYNC. LOCAL.
+  // Starts the copy to the host, where the sum is on a device. ASYNC. LOCAL.
   void Send();
-  // REQUIRES: Send. Waits until it is on the host. LOCAL.
+  // Waits until the sum is on the host, and returns it. REQUIRES: Send. LOCAL.
   double Take();
 
  private:
@@ -49,8 +50,9 @@ class RankExchange {
   // Queues the all-gather. COLLECTIVE, ASYNC. The loss is waited for.
   void Start(Communicator* comm);
   bool started() const { return started_; }
-  // Those of all ranks; of this rank alone where they have not come. Blocks
-  // until the all-gather has ended, if it was started. LOCAL.
+  // Returns the metrics of all ranks, or this rank's only if there was no
+  // all-gather or it failed. Blocks until the all-gather has ended, if it was
+  // started. LOCAL.
   std::vector<RankMetrics> Finish(int world_size);
 
  private:

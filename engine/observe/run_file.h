@@ -1,4 +1,4 @@
-// run.json: what a run is, beside its metrics (docs/monitoring.md).
+// run.json: describes a run, beside its metrics (docs/monitoring.md).
 #ifndef ENGINE_OBSERVE_RUN_FILE_H_
 #define ENGINE_OBSERVE_RUN_FILE_H_
 
@@ -21,7 +21,7 @@ struct RunDescription {
   int64_t parameters = 0;  // elements
 };
 
-// A JSON object, with a newline behind it. `plan` null: there is none.
+// Returns a JSON object followed by a newline. `plan` null: there is none.
 std::string RunJson(const ShardedModel& model, const proto::Config& config,
                     const PlanReport* plan, const RunDescription& run);
 

@@ -1,10 +1,11 @@
-// StepClock: where the time of a step goes, by the host's clock, as an engine's
-// calls divide it.
+// StepClock: measures where the time of a step goes, by the host's clock, as an
+// engine's calls divide it.
 //
 //   end of a Step .. forward .. | Backward: autograd, rest | .. | Step |
 //
-// On a device that is the time in which work is launched; only the whole step's
-// is the device's too, since a program is one step ahead of it at most.
+// On a device this is the time in which work is launched; only the time of a
+// whole step is also the device's, since a program is at most one step ahead of
+// it.
 #ifndef ENGINE_OBSERVE_STEP_CLOCK_H_
 #define ENGINE_OBSERVE_STEP_CLOCK_H_
 
@@ -21,8 +22,8 @@ class StepClock {
   explicit StepClock(Clock clock = MonotonicNow)
       : clock_(std::move(clock)), step_begin_(clock_()), begin_(step_begin_) {}
 
-  // In this order, each for the end of what was before.
-  // Gives what this forward took.
+  // Call these in this order; each marks the end of what was before. Returns
+  // the seconds that this forward took.
   double EndForward() {
     const double before = times_.forward;
     begin_ = Add(&times_.forward);
@@ -30,11 +31,11 @@ class StepClock {
   }
   void EndAutograd() { (void)Add(&times_.autograd); }
   void EndBackward() { begin_ = Add(&times_.backward); }
-  // A Step begins; what is between a Backward and it is nobody's.
+  // A Step begins; the time between a Backward and it is counted nowhere.
   void BeginStep() { begin_ = clock_(); }
-  // A Step that made no optimizer step.
+  // A Step ends that made no optimizer step.
   void EndMicroBatch() { begin_ = Add(&times_.update); }
-  // The times of the optimizer step that ends; the next one begins.
+  // Returns the times of the optimizer step that ends; the next one begins.
   StepTimes EndStep() {
     begin_ = Add(&times_.update);
     times_.step = absl::ToDoubleSeconds(begin_ - step_begin_);
@@ -43,7 +44,7 @@ class StepClock {
   }
 
  private:
-  // What has passed since begin_. Gives the time.
+  // Adds the time since begin_ to `to`. Returns the current time.
   absl::Duration Add(double* to) {
     const absl::Duration now = clock_();
     *to += absl::ToDoubleSeconds(now - begin_);

@@ -194,7 +194,7 @@ RankMetrics StepObserver::RankMetricsOf(const StepTimes& times,
   return mine;
 }
 
-// Of this rank, as the program has said.
+// Returns this rank's tokens, as the program has set them, and counts anew.
 double StepObserver::TakeTokens() {
   const int64_t counted = std::exchange(monitor_->tokens_, 0);
   if (counted > 0) return static_cast<double>(counted);

@@ -1,15 +1,15 @@
-// StepObserver: sees the steps of an engine, and tells people and files of
-// them: metrics to the writers, lines to the log, floating-point operations,
-// collectives' costs. An engine has one if its configuration asks for any of
-// that; a Trainer calls it. Nothing of a training depends on it: losses and
-// states are the same bits with and without it.
+// StepObserver: observes the steps of an engine and reports them: metrics to
+// the writers, lines to the log, floating-point operations, collectives' costs.
+// An engine has one if its configuration asks for any of that; a Trainer calls
+// it. Training does not depend on it: losses and states have the same bits with
+// and without it.
 //
 //   Backward n  EndForward .. EndAutograd .. EndBackward
 //   Step n      BeginStep [Complete n-1] ... EndStep   queues the exchange of n
 //   Step n+1    BeginStep [Complete n]                 waits for it; written
 //
-// What the device decides of a step (its norm, whether it was skipped) is known
-// when Complete is called; see rank_exchange.h for the rest.
+// What the device decides in a step (its norm, whether it was skipped) is known
+// when Complete is called; rank_exchange.h explains the rest.
 #ifndef ENGINE_OBSERVE_STEP_OBSERVER_H_
 #define ENGINE_OBSERVE_STEP_OBSERVER_H_
 
@@ -45,42 +45,44 @@ class StepObserver {
       const ShardedModel* model, const proto::Config* config,
       const PlanReport* plan, Monitor* monitor);
 
-  // ---- Trainer's. LOCAL, except that EndStep queues an all-gather.
+  // ---- Called by Trainer. LOCAL, except that EndStep queues an all-gather.
   void EndForward();
   void EndAutograd() { clock_.EndAutograd(); }
-  // `weight`: BackwardOptions::weight. `another`: a loss of samples that were
-  // counted with the one before. Not of a Backward that failed.
+  // Adds the loss of a Backward that did not fail. `weight`:
+  // BackwardOptions::weight. `another`: its samples were counted with the
+  // previous loss.
   void AddLoss(const at::Tensor& loss, std::optional<double> weight,
                bool another);
   void EndBackward() { clock_.EndBackward(); }
   void BeginStep() { clock_.BeginStep(); }
   void EndMicroBatch() { clock_.EndMicroBatch(); }
-  // Gradients were dropped.
+  // Forgets the step so far: its gradients were dropped.
   void DropStep();
-  // The outcome of the last step is to be settled, for Complete.
+  // Whether Complete waits for the outcome of the last step.
   bool awaits_outcome() const { return !pending_.empty(); }
-  // `report` is all of the last optimizer step, if there was one, after which
+  // Gives the outcome of the last optimizer step, if there was one, after which
   // the run is at `place`.
   void Complete(const StepReport& report, const RunPlace& place);
-  // An optimizer step was made or skipped, `updates` so far with `samples` of
-  // all ranks; `step_at_most`: as Engine's. `memory` is this one's.
+  // Ends an optimizer step, made or skipped: there were `updates` so far, with
+  // `samples` of all ranks; `step_at_most`: as Engine's. `memory` is this
+  // step's.
   void EndStep(int64_t updates, int64_t step_at_most, int64_t samples,
                const StepMemoryReport& memory);
 
-  // The last steps are told. REQUIRES: Complete. COLLECTIVE.
+  // Reports the last steps. REQUIRES: Complete. COLLECTIVE.
   void Close();
-  // The same without the other ranks, as far as they have not told theirs
-  // already: the engine goes. LOCAL.
+  // As Close, for an engine that ends without it: reports this rank's metrics
+  // where the other ranks' have not arrived. LOCAL.
   void Abandon() { End(); }
 
  private:
-  // A step that is not told yet.
+  // A step that is not reported yet.
   struct Pending {
     int64_t updates = 0;
     StepRecord record;
     RankExchange exchange;
     StepMetrics added;                   // by the program
-    PrintInterval since;                 // the one before that was told
+    PrintInterval since;                 // the last reported step
     std::optional<PrintInterval> print;  // a line is due
     bool completed = false;
   };
@@ -113,10 +115,10 @@ class StepObserver {
   double loss_weight_ = 0;  // of BackwardOptions
   int64_t updates_ = 0;
   RunPlace place_;          // at the last Complete
-  PrintInterval since_;     // the last step that is told, tokens of this rank
+  PrintInterval since_;     // the last reported step, tokens of this rank
   PrintInterval interval_;  // since the last line
   double print_tokens_ = 0;
-  // Nanoseconds, at the last step that is told.
+  // Nanoseconds at the last reported step.
   int64_t data_wait_before_ = 0, exposed_before_ = 0;
   std::optional<FlopsProfile> profile_;
   std::deque<Pending> pending_;  // two at most

@@ -1,5 +1,5 @@
-// StepRecord: the metrics of one optimizer step, of all ranks; and what each
-// rank tells of it.
+// StepRecord: the metrics of one optimizer step over all ranks; RankMetrics:
+// what each rank contributes.
 #ifndef ENGINE_OBSERVE_STEP_RECORD_H_
 #define ENGINE_OBSERVE_STEP_RECORD_H_
 
@@ -20,13 +20,13 @@ struct StepTimes {
   double step = 0;      // from the end of the step before to its own
   double forward = 0;   // from the end of a Backward or Step to a Backward
   double backward = 0;  // in Backward
-  // Of that, in autograd; the rest was waited for reductions that were not done
-  // when it ended.
+  // The part of `backward` in autograd; the rest is waiting for reductions that
+  // were not done when autograd ended.
   double autograd = 0;
   double update = 0;  // in Step
 };
 
-// Of one rank. NaN: not known.
+// The metrics of one rank. NaN: not known.
 struct RankMetrics {
   static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
@@ -38,8 +38,8 @@ struct RankMetrics {
   double data_wait = kUnknown;     // seconds that forwards waited for data
   double exposed_comm = kUnknown;  // seconds blocked in waits for collectives
 
-  // Its numbers, for a collective, and back: `values` are numel(), which is the
-  // same on all ranks.
+  // Convert to numbers for a collective, and back: there are numel() `values`,
+  // which is identical on all ranks.
   static int numel();
   void ToValues(absl::Span<double> values) const;
   static RankMetrics FromValues(absl::Span<const double> values);
@@ -65,21 +65,21 @@ struct StepRecord {
   bool skipped = false;
   int64_t skipped_steps = 0;
 
-  StepTimes times;  // of rank 0, but `step`, which is the slowest rank's
-  // Of all ranks together.
+  StepTimes times;  // rank 0's, except `step`: the slowest rank's
+  // Samples and tokens per second are of all ranks together.
   double samples_per_second = 0;
-  double tokens = 0, tokens_per_second = 0;  // 0: nobody has said how many
-  // Of one rank; unknown without tokens, and before a profile.
+  double tokens = 0, tokens_per_second = 0;  // 0: not known
+  // Rates of one rank; unknown without tokens, and before a profile.
   double tflops = kUnknown;
   double mfu = kUnknown;  // of the device's peak
 
-  // Of the rank that has most of it.
+  // The largest of all ranks.
   int64_t peak_bytes = 0;
   HeldMemory at_peak;
   double data_wait = kUnknown, exposed_comm = kUnknown;  // seconds
 
-  // Which ranks took longest and shortest, in forward alone: what is in a
-  // backward waits for the others at its end.
+  // The ranks that took longest and shortest. Forwards are compared alone,
+  // since a backward waits for the other ranks at its end.
   struct Extremes {
     int slowest = 0, fastest = 0;
     double most = 0, least = 0;  // seconds
@@ -88,10 +88,12 @@ struct StepRecord {
   int world_size = 1;
 };
 
-// Of all ranks, in their order. The rest of the record is the caller's.
+// Adds the metrics of all ranks, in their order, to a record; the caller sets
+// the rest.
 void AddRanks(absl::Span<const RankMetrics> ranks, StepRecord* record);
 
-// Its scalars, for the writers; what is not known is left out.
+// Returns a record's scalars, for the writers, without those that are not
+// known.
 StepMetrics MetricsOf(const StepRecord& record);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// What a configuration leaves to "auto", from plans: of all ways of training
-// that fit a rank's memory the fastest.
+// Decides what a configuration leaves to "auto" by plans: of all ways of
+// training that fit a rank's memory, the fastest.
 //
 //   zero_optimization.stage "auto"            0 to 3
 //   train_micro_batch_size_per_gpu "auto"     a divisor of the samples that a
@@ -26,14 +26,15 @@
 
 namespace tessera {
 
-// What is offloaded; devices are "" where the configuration says it.
+// What is offloaded; a device is "" where the configuration sets it.
 struct AutoTiers {
   std::string states, parameters;
   double ratio = 1;  // of states
   int level = 0;     // 0: nothing; then from the host to the disk
 };
 
-// One way of training. Seconds are of a step, with the same samples in each.
+// One way of training. Seconds are per step, with the same number of samples
+// for all candidates.
 struct AutoCandidate {
   int stage = 0;
   int64_t micro_batch = 1, micro_batches = 1;
@@ -50,25 +51,25 @@ struct AutoChoice {
   std::string reason;    // for people
 };
 
-// The forward of a micro-batch of `samples` to a scalar, as Plan wants it.
+// The forward of a micro-batch of `samples` to a scalar, as Plan takes it.
 using SampledLoss = std::function<at::Tensor(int64_t samples)>;
 
 bool LeavesToAuto(const proto::Config& config);
-// Of these the first whose plan is not made before it is decided; null: none.
+// Returns the first key left to "auto" that must be decided before Plan can
+// plan; null: none.
 const char* KeyThatPlansDecide(const proto::Config& config);
-// Where others take at most 2 % less time: less offload before more, no
-// recomputation before selective before full, a lower stage before a higher
-// one, a larger micro-batch before a smaller one. Without options.rates all are
-// of one time. REQUIRES: `config` is
-// resolved. LOCAL, and the same for the same arguments. ResourceExhausted, with
-// the figures: nothing fits; else Plan's errors.
+// Chooses the fastest way that fits. Among ways within 2 % of its time it
+// prefers less offload, then no recomputation over selective over full, then a
+// lower stage, then a larger micro-batch. Without options.rates all take the
+// same time. REQUIRES: `config` is resolved. LOCAL, and deterministic.
+// ResourceExhausted, with the figures: nothing fits; else Plan's errors.
 absl::StatusOr<AutoChoice> ChooseAuto(const torch::nn::Module& module,
                                       const SampledLoss& loss,
                                       const proto::Config& config,
                                       const PlanOptions& options);
 
-// For people: what is left to auto, and the plan with that. As ChooseAuto and
-// Plan. LOCAL.
+// Returns, for people, what ChooseAuto chooses and the plan with that. Errors
+// are ChooseAuto's and Plan's. LOCAL.
 absl::StatusOr<std::string> PlanText(const torch::nn::Module& module,
                                      const SampledLoss& loss,
                                      const proto::Config& config,

@@ -26,23 +26,25 @@ struct ModelTrace {
   std::vector<bool> trainable;  // by number of the parameter
   ParameterGroups groups;       // none without an optimizer
   Trace trace;
-  // RecomputationOptions::module_of. Of those that activation_checkpointing
-  // names, and of those that its "auto" means.
+  // RecomputationOptions::module_of for the modules that
+  // activation_checkpointing names, and for those that its "auto" means.
   std::vector<int> recomputed, automatic;
   bool recomputes = false;  // activation_checkpointing names some
   int64_t buffer_bytes = 0;
 };
 
-// With parameters of the working dtypes, and autocast where the configuration
-// has it; those of frozen groups (of `optimizer` and `param_groups`) are frozen
-// meanwhile. Errors as those of Plan (engine/plan/plan.h). LOCAL.
+// Traces the module with parameters of the working dtypes, and with autocast
+// where the configuration has it; parameters of frozen groups (of `optimizer`
+// and `param_groups`) are frozen meanwhile. Errors are Plan's
+// (engine/plan/plan.h). LOCAL.
 absl::StatusOr<ModelTrace> TraceModel(const torch::nn::Module& module,
                                       const std::function<at::Tensor()>& loss,
                                       const proto::Optimizer& optimizer,
                                       const Settings& settings,
                                       const PlanOptions& options);
 
-// By parameter of the trace, its place in `units`; -1: it is in none.
+// Returns the index in `units` of each parameter of the trace; -1: it is in
+// none.
 template <typename Units>
 std::vector<int> PlacesIn(const Units& units, const Trace& trace) {
   absl::flat_hash_map<const c10::TensorImpl*, int> of_tensor;

@@ -9,7 +9,8 @@
 namespace tessera {
 namespace {
 
-// Of the time of a step, roughly; only their order matters.
+// The rough cost of each change as a part of a step's time; only their order
+// matters.
 constexpr double kStageBelow3 = 0.01, kHalfMicroBatch = 0.03, kStage3 = 0.1,
                  kRecompute = 0.3;
 

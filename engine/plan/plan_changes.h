@@ -16,12 +16,12 @@ struct PlanChange {
   int64_t peak_bytes = 0;  // planned with it
 };
 
-// Changes with which a run at `stage` would stay within the plan's
-// memory_bytes, at most `most`, what costs the least time first: stages up to 2
-// send no more than stage 0, a smaller micro-batch makes smaller products,
-// stage 3 sends half as much again, computing activations again takes a third
-// of the time of their forward and backward. Half a micro-batch is counted with
-// half of the activations. Empty: none of these, nor two of them, is enough.
+// Returns at most `most` changes, each of which would keep a run at `stage`
+// within the plan's memory_bytes, cheapest in time first: stages up to 2 send
+// no more than stage 0, a smaller micro-batch makes smaller products, stage 3
+// sends half as much again, recomputing activations takes a third of the time
+// of their forward and backward. Half a micro-batch is counted with half of the
+// activations. Empty: no change, and no two of them, are enough.
 std::vector<PlanChange> CheapestThatFit(const PlanReport& report, int stage,
                                         size_t most);
 

@@ -44,7 +44,8 @@ absl::StatusOr<std::vector<double>> Tries(
   return seconds;
 }
 
-// Of what a rank does alone: others' work is no rate of ours.
+// Returns the shortest time, for work that a rank does alone: delays by other
+// work do not count.
 absl::StatusOr<double> Shortest(Communicator* comm,
                                 const std::function<absl::Status()>& work) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<double> seconds,
@@ -52,7 +53,8 @@ absl::StatusOr<double> Shortest(Communicator* comm,
   return seconds[0];
 }
 
-// Of collectives, which wait for the slower rank each time.
+// Returns the median time, for collectives, which wait for the slowest rank
+// each time.
 absl::StatusOr<double> Median(Communicator* comm,
                               const std::function<absl::Status()>& work) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<double> seconds,
@@ -197,7 +199,7 @@ absl::StatusOr<double> Exposed(Communicator* comm, const RateLine& line,
   return std::clamp((both - products * one) / alone, 0.0, 1.0);
 }
 
-// Of ranks that read each other's shards.
+// Measures gathers in which ranks read each other's shards.
 absl::Status MeasurePulls(Communicator* comm, BetweenProducts* between,
                           Rates* rates) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ShardServer> server,

@@ -85,8 +85,8 @@ int64_t UpdateBytes(const std::vector<PlannedFlat>& flats) {
   return bytes;
 }
 
-// Of one flat in a step, but for what gathers read: its update, and its
-// gradients on the way there.
+// Returns the disk traffic of one flat in a step, except for what gathers read:
+// its update, and its gradients on the way to the disk.
 OffloadTraffic UpdateTraffic(const PlannedFlat& flat,
                              const FlatParameterOptions& tiers,
                              const Settings& settings, int64_t reductions) {
@@ -130,7 +130,7 @@ OffloadTraffic DiskTraffic(const std::vector<PlannedFlat>& planned,
     traffic.written += each.written;
   }
   if (choice.parameters.units > 0 && choice.on_disk) {
-    // Of who is alone only these are gathered.
+    // Where the shard group is one rank, only these units are gathered.
     const double part = settings.shard_group_size == 1
                             ? 1
                             : static_cast<double>(choice.parameters.numel) /

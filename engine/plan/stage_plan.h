@@ -1,4 +1,4 @@
-// The plan of one stage, from a model's trace.
+// Makes the plan of one stage from a model's trace.
 #ifndef ENGINE_PLAN_STAGE_PLAN_H_
 #define ENGINE_PLAN_STAGE_PLAN_H_
 
@@ -20,7 +20,7 @@ enum class Recomputed {
   kAutomatic,   // as activation_checkpointing.units "auto" means
 };
 
-// Of the module that `model` is of, at `stage` and otherwise as `config` and
+// Plans training of the traced module at `stage`, and otherwise as `config` and
 // `settings` say. LOCAL. InvalidArgument: the units.
 absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
                                     Recomputed recomputed,
@@ -28,11 +28,11 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
                                     Settings settings,
                                     const PlanOptions& options);
 
-// What a rank may use, of a resolved configuration. LOCAL.
+// Returns the memory that a rank may use by a resolved configuration. LOCAL.
 absl::StatusOr<int64_t> MemoryOfRank(const proto::Config& config,
                                      const PlanOptions& options);
 
-// Settings of a resolved configuration, for plans. LOCAL.
+// Returns the settings of a resolved configuration, for plans. LOCAL.
 Settings PlanSettings(const proto::Config& config, const PlanOptions& options);
 
 }  // namespace tessera

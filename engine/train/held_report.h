@@ -1,4 +1,4 @@
-// What a rank held when memory was refused, for the errors that say so.
+// Reports what a rank held when an allocation failed, for out-of-memory errors.
 #ifndef ENGINE_TRAIN_HELD_REPORT_H_
 #define ENGINE_TRAIN_HELD_REPORT_H_
 
@@ -14,22 +14,22 @@ namespace tessera {
 
 struct PlanReport;  // engine/plan/plan.h
 
-// Lines for a log, without a newline at the end: what was held by kind when
-// memory was last refused, the peak until then, and the five units with the
-// most bytes, these by kind; with EngineOptions::plan what was planned, and two
-// changes that would fit. The engine may be half made; `plan` null: there is
-// none. LOCAL.
+// Returns lines for a log, without a newline at the end: what was held by kind
+// when an allocation last failed, the peak until then, and the five units with
+// the most bytes, by kind; with a plan also what was planned, and two changes
+// that would fit. The engine may be half made; `plan` null: there is none.
+// LOCAL.
 std::string HeldReport(const ShardedModel& model,
                        const Optimization& optimization, const PlanReport* plan,
                        const StepMemory::Refusal& refusal);
 
-// For a call of an engine: what it returns says what this rank held, if memory
-// was refused to this process while it ran. Of another rank's refusal nothing
-// is said. On a device, whose allocator tells nobody, every ResourceExhausted
-// counts.
+// RefusalReport: lives for a call of an engine, and adds what this rank held to
+// the call's error if an allocation of this process failed meanwhile. Failures
+// of other ranks are not reported. On a device, whose allocator reports no
+// failures, every ResourceExhausted counts.
 class RefusalReport {
  public:
-  // All of these outlive it.
+  // All arguments outlive it.
   RefusalReport(const ShardedModel* model, const Optimization* optimization,
                 const PlanReport* plan)
       : model_(*model),
@@ -37,9 +37,9 @@ class RefusalReport {
         plan_(plan),
         before_(StepMemory::Global().refusals()) {}
 
-  // "" if nothing was refused, else a newline and HeldReport.
+  // Returns "" if no allocation failed, else a newline and HeldReport.
   std::string Text(const absl::Status& status) const;
-  // `status` with Text.
+  // Returns `status` with Text appended.
   absl::Status In(const absl::Status& status) const;
 
  private:

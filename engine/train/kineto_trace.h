@@ -1,5 +1,5 @@
-// KinetoTrace: libtorch's own profiler (Kineto) for some steps of a program
-// that has no Python: every operator, and on CUDA every kernel.
+// KinetoTrace: runs libtorch's own profiler (Kineto) for some steps of a
+// program without Python: it records every operator, and on CUDA every kernel.
 //
 // Source: torch/csrc/autograd/profiler_kineto.h, which torch.profiler uses.
 //
@@ -25,12 +25,13 @@ class KinetoTrace {
  public:
   using Result = std::shared_ptr<torch::autograd::profiler::ProfilerResult>;
 
-  // FailedPrecondition where the program profiles itself; libtorch's error
-  // where it was built without Kineto. LOCAL.
+  // Starts the profiler. FailedPrecondition where the program profiles itself;
+  // libtorch's error where it was built without Kineto. LOCAL.
   absl::Status Start(c10::Device device);
-  // Null if it was not started. An error where it was on another thread. LOCAL.
+  // Stops the profiler and returns its result; null if it was not started. An
+  // error if it was started on another thread. LOCAL.
   absl::StatusOr<Result> Stop();
-  // To a file, as a whole. Any thread. LOCAL.
+  // Writes a result to a file, atomically. Any thread. LOCAL.
   static absl::Status Save(torch::autograd::profiler::ProfilerResult& result,
                            const std::string& path);
 

@@ -1,5 +1,5 @@
-// KnownParameters: the module's parameters when an engine took it over. One
-// that is registered later would be trained by nobody.
+// KnownParameters: notes the module's parameters when an engine takes it over.
+// One that is registered later would not be trained.
 #ifndef ENGINE_TRAIN_KNOWN_PARAMETERS_H_
 #define ENGINE_TRAIN_KNOWN_PARAMETERS_H_
 
@@ -16,9 +16,9 @@ namespace tessera {
 
 class KnownParameters {
  public:
-  // They are those of `module` now. LOCAL.
+  // Notes the parameters that `module` has now. LOCAL.
   void Note(const torch::nn::Module& module);
-  // FailedPrecondition if `module` has others. LOCAL.
+  // Returns FailedPrecondition if `module` has other parameters. LOCAL.
   absl::Status Check(const torch::nn::Module& module) const;
 
  private:

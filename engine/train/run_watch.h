@@ -1,12 +1,13 @@
-// RunWatch: what goes wrong in a run without an error of any call, told once
-// each, in a warning: a loss that is not finite, one of 16 bits, a step that
-// was skipped, a learning rate that rises again, an engine that never steps.
-// And what is an error in the end: steps that are all skipped.
+// RunWatch: warns, once for each kind, of what goes wrong in a run without an
+// error of any call: a loss that is not finite, a loss of 16 bits, a skipped
+// step, a learning rate that rises again, an engine that never steps. It
+// returns an error where too many steps in a row are skipped.
 //
-// Nothing of it waits for a device. A loss there is copied to the host behind
-// the forward that made it, and looked at when it has come; one look is under
-// way at a time, so some losses are not looked at, but the last one is: one
-// that is not finite makes those after it the same, or its step is skipped.
+// It never waits for a device. A loss there is copied to the host
+// asynchronously and looked at once it has arrived. Only one copy is under way
+// at a time, so some losses are not looked at, but the last one is: after a
+// loss that is not finite the later ones are not finite either, or its step is
+// skipped.
 //
 // Threads: outside order.
 #ifndef ENGINE_TRAIN_RUN_WATCH_H_
@@ -30,37 +31,36 @@ class Config;
 
 class RunWatch {
  public:
-  // All of these outlive it. `schedule` null: the rate stays. `skips`: steps
-  // whose gradients are not finite.
+  // All arguments outlive it. `schedule` null: the rate is constant. `skips`:
+  // steps whose gradients are not finite are skipped.
   RunWatch(const ShardedModel* model, const Optimization* optimization,
            const LrSchedule* schedule, const proto::Config* config, bool skips);
   ~RunWatch();
 
-  // A Backward that went well, of optimizer step `step`; the loss counts.
-  // LOCAL.
+  // Adds the loss of a successful Backward of optimizer step `step`. LOCAL.
   void AddLoss(const at::Tensor& loss, int64_t step);
-  // Tells of the last loss of a device, if it has come; with `wait`, waits for
-  // it. LOCAL.
+  // Looks at the last loss of a device if it has arrived; with `wait`, waits
+  // for it. LOCAL.
   void TellLoss(bool wait);
 
-  // Step was called, whatever came of it.
+  // Notes that Step was called, whatever its result.
   void NoteStepCall() { step_called_ = true; }
-  // The engine goes. LOCAL.
+  // Warns, when the engine ends, if it never made a step. LOCAL.
   void End();
 
-  // The step after `steps_done` gets its rate. LOCAL.
+  // Looks at the rate of the step after `steps_done`. LOCAL.
   void AddRate(int64_t steps_done);
 
-  // What of the next step is not finite is to be found, if it is skipped: an
-  // error is to name it, or a warning, to which that costs nothing. The same on
-  // all ranks. LOCAL.
+  // Whether the next step, if it is skipped, must find which gradients are not
+  // finite: for an error that names them, or for a warning where finding them
+  // costs nothing. Identical on all ranks. LOCAL.
   bool names_next() const;
-  // What became of an optimizer step, `steps_done` so far, whose loss scale was
-  // `scale` and is the scaler's now. OutOfRange where too many in a row were
-  // skipped. The same on all ranks. LOCAL.
+  // Adds the outcome of an optimizer step, after which `steps_done` are done;
+  // its loss scale was `scale`, and is now the scaler's. OutOfRange where too
+  // many steps in a row were skipped. Identical on all ranks. LOCAL.
   absl::Status AddOutcome(const StepReport& report, int64_t steps_done,
                           double scale);
-  // Another run goes on.
+  // Resets the count of skipped steps: another run is resumed.
   void Restart() { skipped_in_a_row_ = 0; }
 
  private:
@@ -74,10 +74,11 @@ class RunWatch {
   const LrSchedule* const schedule_;
   const proto::Config& config_;
   const bool skips_;
-  std::unique_ptr<Look> look_;  // at a device's loss; null: there was none
+  std::unique_ptr<Look>
+      look_;  // the copy of a device's loss; null: there was none
   int64_t skipped_in_a_row_ = 0;
   bool backward_made_ = false, step_called_ = false;
-  // What has been told.
+  // Warnings that have been given.
   bool told_loss_ = false, told_narrow_ = false, told_skip_ = false,
        told_rate_ = false, told_end_ = false;
 };

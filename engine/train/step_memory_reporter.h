@@ -1,4 +1,5 @@
-// The memory of an engine's steps: reports, the printed table, recordings.
+// StepMemoryReporter: reports the memory of an engine's steps: reports, the
+// printed table, recordings.
 #ifndef ENGINE_TRAIN_STEP_MEMORY_REPORTER_H_
 #define ENGINE_TRAIN_STEP_MEMORY_REPORTER_H_
 
@@ -22,24 +23,25 @@ class StepMemoryReporter {
   StepMemoryReporter(const ShardedModel* model, const proto::Config* config)
       : model_(*model), config_(*config) {}
 
-  // Create has ended: memory is counted for a step, and recorded if the
-  // configuration asks for it.
+  // Begins to count memory for a step, and to record it if the configuration
+  // asks for it. Called when Create has ended.
   void Begin();
-  // An optimizer step has ended. The report; it is printed and the recording
-  // written, if the configuration asks for it. LOCAL.
+  // Ends an optimizer step and returns its report; prints it and writes the
+  // recording, if the configuration asks for it. LOCAL.
   StepMemoryReport EndStep();
-  // The engine trains no more.
+  // Ends the counting: the engine trains no more.
   void End() {
     device_.reset();
     training_.reset();
   }
 
-  // As Engine's of these names.
+  // These calls are Engine's of the same names.
   void RecordMemory() { StepMemory::Global().Record(); }
   absl::Status WriteMemoryTimeline(const std::string& prefix);
 
  private:
-  // `report` is the host's. REQUIRES: device_.
+  // Adds the device's memory to `report`, which is the host's. REQUIRES:
+  // device_.
   StepMemoryReport ReportOfDevice(StepMemoryReport report);
   bool IsRecorded(int64_t step) const;
 

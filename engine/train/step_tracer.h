@@ -1,12 +1,12 @@
 // StepTracer: records what the configuration's `trace` section asks for, and
 // writes it: RUN/trace.rankR.json, and with kineto RUN/kineto.rankR.json.
 //
-// What the recording before left in RUN is kept as NAME.previous.
-// Files are made when the last step that is recorded has ended, on a thread of
-// their own; what ends before leaves what it has. Errors are one warning: a
-// trace is no reason to stop a run.
+// Files of an earlier recording in RUN are kept as NAME.previous. Files are
+// written on a thread of their own when the last recorded step has ended; a run
+// that ends earlier writes what it has. Errors are one warning: a trace is no
+// reason to stop a run.
 //
-// Threads: those of Trainer's calls, one at a time.
+// Threads: as for Trainer's calls, one at a time.
 #ifndef ENGINE_TRAIN_STEP_TRACER_H_
 #define ENGINE_TRAIN_STEP_TRACER_H_
 
@@ -31,16 +31,17 @@ class StepTracer {
   StepTracer(const StepTracer&) = delete;
   StepTracer& operator=(const StepTracer&) = delete;
 
-  // Create has ended.
+  // Begins recording if the configuration asks for it; called when Create has
+  // ended.
   void Begin();
-  // A backward is about to begin: what came before was its forward, and what
-  // else the program did.
+  // Records the time since the last Backward or Step as a forward: a backward
+  // is about to begin.
   void EndForward();
   void EndBackward();
-  // An optimizer step has ended: its number, which a skipped one has in common
-  // with the one that is made in its place, and Engine::updates().
+  // Ends an optimizer step. `step`: its number, which a skipped step shares
+  // with the one made in its place; `update`: Engine::updates().
   void EndStep(int64_t step, int64_t update);
-  // The engine trains no more: writes what there is, and waits for the files.
+  // Writes what there is and waits for the files: the engine trains no more.
   void End();
 
  private:

@@ -211,7 +211,7 @@ absl::Status Trainer::CheckStep() {
   return absl::OkStatus();
 }
 
-// The same on all ranks.
+// Checks what must hold before an update; the result is identical on all ranks.
 absl::Status Trainer::CheckUpdate() {
   TESSERA_RETURN_IF_ERROR(writes_.CheckWrites());
   TESSERA_RETURN_IF_ERROR(writes_.CheckReplicas());

@@ -1,14 +1,14 @@
-// Trainer: Backward and Step of an engine, and the bookkeeping between them: in
-// which micro-batch of which step it is, with what weights, and what became of
-// the last step. What each call does and returns is said with Engine's of the
-// same name (engine/engine.h).
+// Trainer: carries out Backward and Step of an engine, and keeps the state
+// between them: the micro-batch and step that it is in, their weights, and the
+// outcome of the last step. engine/engine.h documents the calls that Engine has
+// under the same name.
 //
 //   Backward  gradients, reduced                      (sharding/gradient)
 //   Step      within an ExclusiveScope: checks of what the user wrote, norm and
 //             update, new values to all ranks         (optim/sharded_step.h)
 //
-// On devices a Step may not know yet what came of it (trainer_outcome.cc); who
-// asks, or depends on it, calls Settle.
+// On devices a Step may not know its outcome when it returns
+// (trainer_outcome.cc); calls that depend on the outcome call Settle.
 #ifndef ENGINE_TRAIN_TRAINER_H_
 #define ENGINE_TRAIN_TRAINER_H_
 
@@ -44,27 +44,28 @@ namespace tessera {
 
 class Trainer {
  public:
-  // All of these outlive it.
+  // All of these outlive the Trainer.
   struct Needs {
     UpdateGuard* guard = nullptr;
     Optimization* optimization = nullptr;
     OptimizerGroups* groups = nullptr;
     WriteChecks* writes = nullptr;
     const proto::Config* config = nullptr;  // resolved
-    const Settings* settings = nullptr;     // of it, known in full at Begin
-    const PlanReport* plan = nullptr;       // null: there is none
+    const Settings* settings = nullptr;  // made of `config`, complete at Begin
+    const PlanReport* plan = nullptr;    // null: there is none
   };
   explicit Trainer(const Needs& needs);
 
-  // Modules whose activations are computed again; buffers that are averaged
-  // after a step. Before the first forward.
+  // Set the modules whose activations are recomputed, and the synchronization
+  // of buffers after a step. Call these before the first forward.
   void SetRecomputed(std::unique_ptr<RecomputedUnits> recomputed) {
     recomputed_ = std::move(recomputed);
   }
   void SetBufferSync(std::unique_ptr<BufferSync> sync) {
     buffer_sync_ = std::move(sync);
   }
-  // Create has ended, and the engine trains no more.
+  // Begin is called when Create has ended, Detach when the engine trains no
+  // more.
   void Begin() {
     memory_.Begin();
     tracer_.Begin();
@@ -88,49 +89,49 @@ class Trainer {
   absl::StatusOr<bool> AnyRankHasData(bool this_rank);
   absl::StatusOr<std::vector<NonFiniteGradient>> NonFiniteGradients();
 
-  // The module's parameters as they are now: a Step with others is refused.
+  // Notes the module's parameters: a Step with other parameters is refused.
   // LOCAL.
   void NoteParameters() { known_parameters_.Note(guard_->model().module()); }
   void ChangeNoSync(int by) { no_sync_ += by; }
   void NoteAutocast() { autocast_seen_ = true; }
-  // FailedPrecondition in the middle of a step, or as CheckNotFailed.
+  // Returns FailedPrecondition in the middle of a step, or CheckNotFailed's
+  // error.
   absl::Status CheckAtBoundary();
-  // Waits as Settle. LOCAL.
+  // Returns where the run is, once the last step is settled. LOCAL.
   RunPlace place() {
     Settle();
     return {step_, report_.skipped_steps, samples_};
   }
-  // Goes on from a checkpoint that has been loaded, where it was saved; unset:
-  // of which the values alone were loaded. LOCAL.
+  // Resumes after a checkpoint was loaded, at the place where it was saved;
+  // unset: only its values were loaded. LOCAL.
   absl::Status Resume(const std::optional<RunPlace>& place);
 
-  // The outcome of the last step is known: where it was not, waits for the
-  // device to say. Everything of an engine that depends on it is right then.
-  // LOCAL.
+  // Learns the outcome of the last step, waiting for the device if necessary.
+  // Everything in the engine that depends on it is up to date then. LOCAL.
   void Settle();
-  // What the last step had to say, if nothing has told it yet: an error that
-  // all ranks have. LOCAL. Waits as Settle.
+  // Returns the last step's error if no call has returned it yet; all ranks
+  // have the same. Calls Settle. LOCAL.
   absl::Status TakeUntold();
-  // What has failed the last step for good, so that values are not to be
-  // trusted. LOCAL. Waits as Settle.
+  // Returns the error that made the last step fail for good, so that values
+  // cannot be trusted. Calls Settle. LOCAL.
   absl::Status CheckNotFailed();
-  // The number that step() has, if the last step was not skipped; the same on
-  // all ranks, whoever has settled. LOCAL, waits for nothing.
+  // Returns step() as if the last step was not skipped; identical on all ranks,
+  // also where only some have settled. LOCAL, never waits.
   int64_t step_at_most() const { return step_at_most_; }
-  // Optimizer steps made or skipped. LOCAL, waits for nothing.
+  // Returns the number of optimizer steps made or skipped. LOCAL, never waits.
   int64_t updates() const { return step_ + report_.skipped_steps; }
 
-  // The engine goes: says what is to be said of that. REQUIRES: what the parts
-  // hold is still there. LOCAL; with `wait`, waits for the device.
+  // Gives the last warnings when the engine ends. REQUIRES: all of Needs still
+  // exists. LOCAL; with `wait`, waits for the device.
   void End(bool wait) {
     watch_.TellLoss(wait);
     watch_.End();
   }
 
-  // Null: nobody looks on. It outlives all calls here.
+  // Sets the observer, which outlives all calls here; null: there is none.
   void SetObserver(StepObserver* observer) { observer_ = observer; }
   StepMemoryReporter& memory() { return memory_; }
-  // Both wait as Settle. LOCAL.
+  // Both call Settle. LOCAL.
   int64_t step() {
     Settle();
     return step_;  // optimizer steps done
@@ -146,14 +147,13 @@ class Trainer {
                              const BackwardOptions& options);
   absl::Status CheckWeight(const BackwardOptions& options) const;
   absl::Status CheckEndOfMicroBatch() const;
-  // Of the micro-batch of the Backward before.
+  // Whether the next loss belongs to the micro-batch of the last Backward.
   bool IsAnotherLoss() const {
     return has_backward_ && more_losses_ && !losses_dropped_;
   }
   bool ReducesNow() const;
   bool MayNest(const at::Tensor& loss) const;
-  // Of the next loss: what it is where the last step was made, and where it was
-  // skipped.
+  // The next loss scale, if the last step was taken and if it was skipped.
   struct LossScales {
     double made = 1, skipped = 1;
     bool known() const { return made == skipped; }
@@ -190,15 +190,17 @@ class Trainer {
   const Settings& settings_;
   const PlanReport* const plan_;
   std::unique_ptr<RecomputedUnits> recomputed_;  // null: nothing is
-  // Null: buffers are each rank's own.
+  // Null: each rank has its own buffers.
   std::unique_ptr<BufferSync> buffer_sync_;
   KnownParameters known_parameters_;
   StepReport report_;
-  // Of the last step, while it is not known: step_ and report_ are what they
-  // are if it was not skipped, and the scale is that of before.
+  // The last step's outcome, while it is not known yet: step_ and report_
+  // assume that it was not skipped, and the scale is still the old one.
   std::optional<StepOutcome> outcome_;
-  absl::Status untold_;  // of a step that had returned: the next Step's
-  absl::Status failed_;  // the same, after which nothing goes on
+  absl::Status untold_;  // error of a step that had returned: for the next Step
+                         // to return
+  absl::Status
+      failed_;  // error of such a step after which training cannot go on
   RunWatch watch_;
   StepMemoryReporter memory_;
   StepTracer tracer_;
@@ -209,15 +211,15 @@ class Trainer {
   bool has_backward_ = false;     // since the last Step
   bool more_losses_ = false;      // as the last Backward said
   std::optional<double> weight_;  // the last Backward's
-  bool reduced_ = false;          // so was the last Backward
-  // What it had left on this rank was dropped since, by one that failed.
+  bool reduced_ = false;          // the last Backward reduced
+  // A failed Backward has dropped what the last one had left on this rank.
   bool losses_dropped_ = false;
   int64_t backwards_ = 0;       // since Create
   int64_t step_backwards_ = 0;  // since the last optimizer step
-  // In the last optimizer step.
+  // In the last optimizer step each micro-batch had one Backward.
   bool one_backward_each_ = false;
-  // The last step went as early steps expect the next one to go; absent: there
-  // was none.
+  // Whether the last step went as early steps expect the next one to go;
+  // absent: there was no step.
   std::optional<bool> foreseen_;
   int64_t micro_steps_ = 0;  // Steps since the last optimizer step
   int64_t step_ = 0;

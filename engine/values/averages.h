@@ -1,6 +1,6 @@
 // Exchanges the parameters with their averages (optimizer.params.ema_decay, or
-// those of schedule-free AdamW): Engine::SwapInAverages and SwapOutAverages, of
-// which this is the inside.
+// those of schedule-free AdamW), for Engine::SwapInAverages and
+// SwapOutAverages.
 #ifndef ENGINE_VALUES_AVERAGES_H_
 #define ENGINE_VALUES_AVERAGES_H_
 
@@ -11,11 +11,10 @@
 
 namespace tessera {
 
-// `in`: the parameters become their averages; else what they were again.
-// COLLECTIVE; takes memory for the largest unit's owned part. Schedule-free
-// AdamW's masters are kept where its states are, owned parts of all units,
-// until they are back: the average is made of them and of z, which must both
-// stay.
+// Makes the parameters their averages (`in`), or what they were before.
+// COLLECTIVE; takes memory for the largest unit's owned part. With
+// schedule-free AdamW a copy of all owned masters is kept where its states are
+// until they are back, since the average is computed from the masters and z.
 absl::Status SwapAverages(UpdateGuard* guard, const Optimization& optimization,
                           const OptimizerGroups& groups, bool in);
 

@@ -1,4 +1,4 @@
-// What a model is and holds, for logs and reports.
+// Describes what a model is and holds, for logs and reports.
 #ifndef ENGINE_VALUES_MODEL_REPORT_H_
 #define ENGINE_VALUES_MODEL_REPORT_H_
 
@@ -12,13 +12,13 @@
 
 namespace tessera {
 
-// As Engine::state_bytes and Engine::replicated_state_bytes; without groups
-// there is no optimizer. LOCAL.
+// Compute Engine::state_bytes and Engine::replicated_state_bytes; without
+// groups there is no optimizer. LOCAL.
 StateBytes ResidentStateBytes(const ShardedModel& model,
                               const Optimization& optimization);
 StateBytes ReplicatedStateBytes(const ShardedModel& model,
                                 const ParameterGroups& groups);
-// As Engine::DescribeUnits. LOCAL.
+// Carries out Engine::DescribeUnits. LOCAL.
 std::vector<std::string> DescribeUnits(const ShardedModel& model);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// Model states that move elsewhere between steps, and come back: what
-// Engine::Offload and Engine::Reload do (engine/engine.h).
+// Moves model states away between steps, and back, for Engine::Offload and
+// Engine::Reload (engine/engine.h).
 #ifndef ENGINE_VALUES_MOVED_STATES_H_
 #define ENGINE_VALUES_MOVED_STATES_H_
 
@@ -11,8 +11,7 @@
 
 namespace tessera {
 
-// `configured`: what the configuration has elsewhere. `optimizer`: null, there
-// is none.
+// `configured`: what the configuration offloads. `states`: what to move.
 absl::Status OffloadStatesOf(UpdateGuard* guard,
                              const OffloadOptions& configured,
                              const OffloadStates& states);

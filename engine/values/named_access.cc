@@ -237,8 +237,9 @@ absl::StatusOr<NamedAccess::Owned> NamedAccess::OwnedState(
                    static_cast<size_t>(place.flat), number)};
 }
 
-// Of 8 bits: what shares a block with the parameter is encoded again, and has
-// the same bits unless that is within it. What is behind the storage is 0.
+// With states of 8 bits, elements that share a block with the parameter are
+// encoded again; they keep their bits, unless the block's largest element is in
+// the parameter. What is behind the storage is 0.
 absl::Status NamedAccess::WriteState(const ParameterRef& place,
                                      const at::Tensor& value,
                                      const Owned& state) {

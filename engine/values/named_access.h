@@ -1,11 +1,11 @@
-// NamedAccess: one parameter at a time, by name, whole: its values, master,
-// gradient and optimizer states, read and set. What each call does and returns
-// is said with Engine's of the same name (engine/engine.h).
+// NamedAccess: reads and sets one parameter at a time, by name, whole: its
+// values, master, gradient and optimizer states. engine/engine.h documents the
+// calls that Engine has under the same name.
 //
 // A read gathers what the ranks own; a Set writes this rank's part of a value
-// that all ranks bring. Masters are read and set within an ExclusiveScope;
-// gradients and optimizer states are nobody's but the owner's, so no other rank
-// can be in the way.
+// that all ranks pass. Masters are read and set within an ExclusiveScope;
+// gradients and optimizer states are used only by their owner, so they need
+// none.
 #ifndef ENGINE_VALUES_NAMED_ACCESS_H_
 #define ENGINE_VALUES_NAMED_ACCESS_H_
 
@@ -36,24 +36,26 @@ class NamedAccess {
                         const at::Tensor& value);
 
  private:
-  // As ShardedModel's; FailedPrecondition where the engine is not open.
+  // As ShardedModel::Find; FailedPrecondition where the engine is not open.
   absl::StatusOr<ParameterRef> Find(absl::string_view name) const;
-  // The others may be in the collective that this rank did not come to.
+  // Announces an error of this rank, since the other ranks may be in a
+  // collective that this rank did not reach.
   absl::StatusOr<at::Tensor> Announced(absl::StatusOr<at::Tensor> result);
   absl::StatusOr<at::Tensor> WholeCopy(const ParameterRef& place,
                                        const at::Tensor& owned,
                                        absl::string_view what) const;
-  // Where the parameter is: that all ranks know it, that `value` fits it, and
-  // is the same on all; a state's shape may be its own. COLLECTIVE.
+  // Finds the parameter and checks that all ranks have it, and that `value`
+  // fits and is identical on all; a state may have a shape of its own.
+  // COLLECTIVE.
   absl::StatusOr<ParameterRef> AgreeOnValue(absl::string_view name,
                                             const at::Tensor& value,
                                             absl::string_view where,
                                             absl::string_view state = "");
-  // One with a shape of its own, which each rank has whole; undefined: it is no
-  // such, or is not there.
+  // Returns a state with a shape of its own, which each rank has whole;
+  // undefined: the state has the parameter's shape, or does not exist.
   at::Tensor ShapedState(const ParameterRef& place,
                          absl::string_view state) const;
-  // This rank's part of one state, [owned]; the others have theirs.
+  // This rank's part of a state, [owned].
   struct Owned {
     TieredBuffer* buffer;
     bool non_negative;
@@ -61,7 +63,8 @@ class NamedAccess {
   absl::StatusOr<Owned> OwnedState(absl::string_view name,
                                    const ParameterRef& place,
                                    absl::string_view state);
-  // Into it. REQUIRES: it is in memory or raised.
+  // Writes this rank's part of `value` to `state`. REQUIRES: the state is in
+  // memory or raised.
   absl::Status WriteState(const ParameterRef& place, const at::Tensor& value,
                           const Owned& state);
 

@@ -25,7 +25,7 @@ at::Tensor CopyOnHost(const at::Tensor& value) {
 // By parameter, since a tied one has several names: masters, on the host.
 using Values = absl::flat_hash_map<const void*, at::Tensor>;
 
-// Of all flats, one at a time. COLLECTIVE.
+// Gathers the masters of all flats, one at a time. COLLECTIVE.
 absl::StatusOr<Values> GatherMasters(const ShardedModel& model, bool keeps) {
   Values values;
   for (const auto& flat : model.flats()) {
@@ -69,7 +69,7 @@ absl::StatusOr<StateDict> FullStateDict(UpdateGuard* guard, WriteChecks* writes,
                                         const StateDictOptions& options) {
   constexpr char kWhere[] = "Engine::FullStateDict";
   TESSERA_RETURN_IF_ERROR(guard->life().CheckOpen());
-  // Of one unit after another, which plans do not count.
+  // Whole copies of one unit after another are not counted by plans.
   const NoMemoryLimit unlimited(&LedgerOf(guard->model().device()));
   ExclusiveScope exclusive(guard, kWhere);
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());

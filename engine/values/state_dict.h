@@ -1,4 +1,4 @@
-// State dicts: all masters at once, whole or as this rank's parts.
+// State dicts: read all masters at once, whole or as this rank's parts.
 #ifndef ENGINE_VALUES_STATE_DICT_H_
 #define ENGINE_VALUES_STATE_DICT_H_
 
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// As Engine::FullStateDict and Engine::ShardedStateDict. COLLECTIVE.
+// Carry out Engine::FullStateDict and Engine::ShardedStateDict. COLLECTIVE.
 absl::StatusOr<StateDict> FullStateDict(UpdateGuard* guard, WriteChecks* writes,
                                         const StateDictOptions& options);
 absl::StatusOr<std::vector<ParameterShard>> ShardedStateDict(

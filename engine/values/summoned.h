@@ -1,6 +1,6 @@
-// Summoned: units that are held whole in place for a while, by all ranks or by
-// rank 0 alone, and what was written into them then kept, or taken back:
-// Engine::Summon and its scope (engine/engine.h), of which this is the inside.
+// Summoned: holds units whole in place for a while, on all ranks or on rank 0
+// only, and then keeps or discards what was written into them, for
+// Engine::Summon and its scope (engine/engine.h).
 #ifndef ENGINE_VALUES_SUMMONED_H_
 #define ENGINE_VALUES_SUMMONED_H_
 
@@ -16,25 +16,27 @@
 
 namespace tessera {
 
-// The module's parameters of these names, any of a tied one's. NotFound. LOCAL.
+// Returns the module's parameters of these names; a tied one has any of its
+// names. NotFound. LOCAL.
 absl::StatusOr<std::vector<at::Tensor>> ParametersByName(
     const torch::nn::Module& module, const std::vector<std::string>& names);
 
 class Summoned {
  public:
-  // `guard` goes with its engine. Makes the units of `parameters`, or where
-  // these are an error says so to all ranks. As Engine::Summon. COLLECTIVE.
+  // Holds the units of `parameters` as Engine::Summon says; an error in
+  // `parameters` is returned on all ranks. `guard` ends with its engine.
+  // COLLECTIVE.
   static absl::StatusOr<std::unique_ptr<Summoned>> Open(
       const std::shared_ptr<UpdateGuard>& guard,
       absl::StatusOr<std::vector<at::Tensor>> parameters,
       const SummonOptions& options);
-  // Without Close: takes back what was written, also where the engine is gone.
-  // LOCAL.
+  // If it was not closed, discards what was written, also where the engine is
+  // gone. LOCAL.
   ~Summoned();
   Summoned(const Summoned&) = delete;
   Summoned& operator=(const Summoned&) = delete;
 
-  // As Engine::SummonScope::Close. COLLECTIVE.
+  // Carries out SummonScope::Close. COLLECTIVE.
   absl::Status Close();
 
  private:
@@ -46,7 +48,7 @@ class Summoned {
 
   const std::weak_ptr<UpdateGuard> guard_;  // the engine's, while it is there
   const SummonOptions options_;
-  const bool holds_;  // this rank does
+  const bool holds_;  // this rank holds the units
   const std::vector<at::Tensor> parameters_;
   std::vector<std::shared_ptr<FlatParameter>> flats_;  // still held, in order
 };

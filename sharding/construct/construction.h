@@ -1,5 +1,5 @@
-// Construction: the tensors of a module that is being built, of which only so
-// much is whole at a time.
+// Construction: the tensors of a module that is being built; only a limited
+// part of them is whole at a time.
 //
 //   Scope   operators of its thread reach the fallback
 //           (sharding/dispatch/tag.h); the memory of new CPU tensors can be
@@ -12,14 +12,14 @@
 //           are plain tensors
 //
 // Constructors run as they are, so bits and random numbers are those of plain
-// construction; and all ranks run the same, so they evict and gather the same,
-// in the same order: what is evicted depends on nothing but the operators.
+// construction. All ranks run the same operators, on which alone evictions
+// depend, so they evict and gather the same tensors in the same order.
 //
-// A rank keeps the same slice of each tensor: bytes [r * n, (r+1) * n), where n
-// is a W-th of them, rounded up to 64.
+// Rank r of W keeps bytes [r * n, (r+1) * n) of each tensor, where n is a W-th
+// of its bytes, rounded up to 64.
 //
-// Threads: any; tensors that threads outside of a Scope make are plain. The
-// order of collectives is the thread's.
+// Threads: any; tensors made by threads outside of a Scope are plain. The order
+// of collectives is the order of the thread's operators.
 #ifndef SHARDING_CONSTRUCT_CONSTRUCTION_H_
 #define SHARDING_CONSTRUCT_CONSTRUCTION_H_
 
@@ -48,7 +48,7 @@ class Module;
 
 namespace tessera {
 
-// Smaller tensors, and what operators need for themselves below that, are plain
+// Tensors below this size, and temporaries of operators below it, are plain
 // memory.
 inline constexpr int64_t kEvictableFromBytes = 512;
 
@@ -59,13 +59,14 @@ class Construction final : public TensorMemorySource,
   struct Counts {
     int64_t evictions = 0;
     int64_t gathers = 0;
-    int64_t overwrites = 0;  // that needed no gather
+    int64_t overwrites = 0;  // overwritten tensors that needed no gather
   };
 
   Construction(std::shared_ptr<Communicator> comm, int64_t budget_bytes)
       : comm_(std::move(comm)), budget_(budget_bytes) {}
 
-  // For its life, this thread's tensors are of `construction`. Not nested.
+  // While it lives, this thread's tensors belong to `construction`. Scopes do
+  // not nest.
   class Scope {
    public:
     explicit Scope(Construction* construction);
@@ -77,18 +78,19 @@ class Construction final : public TensorMemorySource,
     c10::impl::IncludeDispatchKeyGuard seen_;
     TensorMemoryScope memory_;
   };
-  // That of the Scope that this thread is in, or null.
+  // Returns the construction of this thread's Scope, or null.
   static Construction* Current();
 
-  // The ranks made the same so far: InvalidArgument says which tensor differs.
-  // Then everything but parameters becomes plain, and all of these are evicted;
-  // who asks for their memory is told their names. COLLECTIVE.
+  // Checks that all ranks have made the same tensors: InvalidArgument says
+  // which differs. Then everything except parameters becomes plain, and the
+  // parameters are evicted; an access to their memory is an error that names
+  // them. COLLECTIVE.
   absl::Status Finish(const torch::nn::Module& module);
   Counts counts() const;
 
-  // ---- for the fallback
+  // ---- For the fallback.
 
-  // A result of an operator in the scope: it may be evicted from now on. LOCAL.
+  // Makes a result of an operator in the scope evictable. LOCAL.
   void Note(const at::Tensor& result);
   // Evicts down to half of the budget, except what the last operator used.
   // LOCAL. ResourceExhausted.
@@ -109,7 +111,7 @@ class Construction final : public TensorMemorySource,
     std::string what;  // dtype and sizes, then the parameter's name
     bool is_parameter = false;
     int pins = 0;
-    // Being overwritten: until that is done it has its shard, too.
+    // It is being overwritten: until that is done it keeps its shard, too.
     bool overwritten = false;
     CountedBuffer shard{};  // while evicted
     uint64_t print = 0;     // of the bytes, while evicted
@@ -119,10 +121,11 @@ class Construction final : public TensorMemorySource,
   int64_t SliceBytes(int64_t bytes) const;
   c10::DataPtr Allocate(int64_t bytes, c10::Allocator& base) override;
   void Forget(Evictable* memory) override;
-  // Whose `memory` is. REQUIRES: it is not plain.
+  // Returns the construction that `memory` belongs to. REQUIRES: it is not
+  // plain.
   static std::shared_ptr<Construction> OwnerOf(const Evictable& memory);
   absl::Status Pin(const Storage& storage, bool overwritten);
-  // Whole and plain from now on. COLLECTIVE where it was evicted.
+  // Makes it whole and plain. COLLECTIVE where it was evicted.
   absl::Status GiveBack(const Storage& storage);
   void Unpin(const Storage& storage, bool done);
   absl::Status Evict(Evictable* memory, const Storage& storage)
@@ -138,7 +141,7 @@ class Construction final : public TensorMemorySource,
   const int64_t budget_;
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<Evictable*, Node> nodes_ ABSL_GUARDED_BY(mutex_);
-  // Whole ones, by when they were used and their number.
+  // Whole tensors' memory, by time of last use and number.
   std::map<std::pair<int64_t, int64_t>, Evictable*> by_use_
       ABSL_GUARDED_BY(mutex_);
   int64_t whole_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -146,24 +149,27 @@ class Construction final : public TensorMemorySource,
   int64_t next_number_ ABSL_GUARDED_BY(mutex_) = 0;
   Counts counts_ ABSL_GUARDED_BY(mutex_);
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  // Of everything that was evicted until then.
+  // Fingerprint and description of everything that was evicted so far.
   std::vector<std::pair<uint64_t, std::string>> history_
       ABSL_GUARDED_BY(mutex_);
 };
 
-// Keeps tensors of constructions whole. Other tensors cost a comparison.
+// EvictablePins: keeps tensors of constructions whole. Other tensors cost a
+// comparison.
 class EvictablePins {
  public:
   EvictablePins() = default;
   EvictablePins(const EvictablePins&) = delete;
   EvictablePins& operator=(const EvictablePins&) = delete;
   ~EvictablePins() { Clear(/*done=*/false); }
-  // COLLECTIVE where it was evicted, unless all of it is `overwritten` next.
-  // Throws StatusException.
+  // Pins a tensor. COLLECTIVE where it was evicted, unless all of it is
+  // `overwritten` next. Throws StatusException.
   void Add(const at::Tensor& tensor, bool overwritten = false);
-  // Not done: what was to be overwritten is what it was.
+  // Unpins all; unless `done`, tensors that were to be overwritten get their
+  // old values back.
   void Clear(bool done);
-  // The operator is done. And evicts what is too much. Throws StatusException.
+  // Unpins all when the operator is done, and evicts what is beyond the budget.
+  // Throws StatusException.
   void ClearAndTrim();
   bool empty() const { return pinned_.empty(); }
 
@@ -174,15 +180,15 @@ class EvictablePins {
 
 // Whether a construction may take the tensor's memory away.
 bool IsEvictable(const at::Tensor& tensor);
-// Makes it plain and whole. COLLECTIVE where it was evicted; nothing if it is
-// not IsEvictable.
+// Makes a tensor plain and whole. COLLECTIVE where it was evicted; does nothing
+// if it is not IsEvictable.
 absl::Status GiveBackEvictable(const at::Tensor& tensor);
-// InvalidArgument if the tensor's construction was over other ranks than
-// `comm`'s, or they are in another order. LOCAL.
+// Returns InvalidArgument if the tensor's construction was over other ranks
+// than `comm`'s, or in another order. LOCAL.
 absl::Status CheckGroupOfEvictable(const at::Tensor& tensor,
                                    const Communicator& comm);
-// A fingerprint of all bytes of its storage, without a gather: of when they
-// were evicted. Nothing if it is not IsEvictable. LOCAL.
+// Returns a fingerprint of all bytes of the tensor's storage as of their
+// eviction, without a gather; nullopt if it is not IsEvictable. LOCAL.
 std::optional<uint64_t> FingerprintOfEvictable(const at::Tensor& tensor);
 
 }  // namespace tessera

@@ -5,8 +5,8 @@
 //
 //   c10::DataPtr  -- address, deleter -->  Evictable  -- pages of its own
 //
-// The storage owns it as it owns any memory; what is taken away, and when, is
-// decided by its EvictableOwner (sharding/construct/construction.h).
+// The storage owns it as it owns any memory; its EvictableOwner
+// (sharding/construct/construction.h) decides what is taken away, and when.
 //
 // Threads: one at a time.
 #ifndef SHARDING_CONSTRUCT_EVICTABLE_H_
@@ -26,7 +26,7 @@ namespace tessera {
 
 class Evictable;
 
-// Who may take memory away.
+// EvictableOwner: decides when memory is taken away.
 class EvictableOwner {
  public:
   virtual ~EvictableOwner() = default;
@@ -36,12 +36,13 @@ class EvictableOwner {
 
 class Evictable final : public TensorMemory {
  public:
-  // Of `bytes` > 0, zeros, with room for `room` bytes at least; in the ledger
-  // as working memory. Tells the owner when the storage is destroyed or takes
-  // other memory. ResourceExhausted.
+  // Allocates `bytes` > 0 of zeros, with room for at least `room` bytes; the
+  // ledger counts it as working memory. The owner is called when the storage is
+  // destroyed or takes other memory. ResourceExhausted.
   static absl::StatusOr<c10::DataPtr> Allocate(
       int64_t bytes, int64_t room, std::shared_ptr<EvictableOwner> owner);
-  // Null: the memory is another's.
+  // Returns the Evictable behind a pointer or storage; null: it is other
+  // memory.
   static Evictable* Of(const c10::DataPtr& memory);
   static Evictable* Of(c10::StorageImpl* storage);
 
@@ -55,18 +56,19 @@ class Evictable final : public TensorMemory {
   // Null once it is plain memory.
   const std::shared_ptr<EvictableOwner>& owner() const { return owner_; }
 
-  // Gives the pages back to the system, and `error` to who asks `storage` for
-  // them. REQUIRES: whole; `storage` is the one that holds this.
-  // ResourceExhausted where the system allows no more mappings: it is away all
-  // the same, but a raw pointer from before reads zeros.
+  // Returns the pages to the system; an access through `storage` throws `error`
+  // then. REQUIRES: whole; `storage` is the one that holds this.
+  // ResourceExhausted where the system allows no more mappings: the memory is
+  // away in any case, but an old raw pointer reads zeros.
   absl::Status Take(c10::StorageImpl* storage, const std::string& error);
-  // Zeros. ResourceExhausted: it is still away. REQUIRES: not whole.
+  // Brings the memory back, as zeros. ResourceExhausted: it is still away.
+  // REQUIRES: not whole.
   absl::Status Return();
-  // To be called after Return when the values are there.
+  // Makes accesses work again; call it after Return when the values are there.
   void Show(c10::StorageImpl* storage);
-  // The error for who asks for it from now on. REQUIRES: not whole.
+  // Sets the error of accesses from now on. REQUIRES: not whole.
   void SetError(c10::StorageImpl* storage, const std::string& error);
-  // Is plain memory from now on, of no owner and in no ledger. REQUIRES: whole.
+  // Makes it plain memory, without owner and in no ledger. REQUIRES: whole.
   void Retire();
 
  private:

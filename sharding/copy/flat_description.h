@@ -1,6 +1,6 @@
-// FlatDescription: what a flat parameter is from the start to the end: its
-// parameters, where they lie in the flat buffer, what this rank owns of it, the
-// dtypes and the groups of ranks.
+// FlatDescription: the constant properties of a flat parameter: its parameters,
+// where they lie in the flat buffer, the part that this rank owns, the dtypes
+// and the groups of ranks.
 //
 //   flat     [ w1 ..| b1 .| w2 ....|....]   P elements
 //                                           (base/layout/layout.h)
@@ -8,9 +8,8 @@
 //                                           (all of flat where states are
 //                                           whole)
 //
-// W, r and "all ranks" are those of its communicator, the shard group: all
-// ranks, or a part of them, of which there are replicas then
-// (FlatParameterOptions::replicas).
+// W, r and "all ranks" refer to its communicator, the shard group: all ranks,
+// or a part of them; then there are replicas (FlatParameterOptions::replicas).
 //
 // Threads: nothing changes after construction.
 #ifndef SHARDING_COPY_FLAT_DESCRIPTION_H_
@@ -33,7 +32,7 @@ namespace tessera {
 
 class UpdateStream;  // offload/update_stream.h
 
-// The three booleans that a ZeRO stage is.
+// A ZeRO stage, as three booleans.
 struct Stage {
   bool sharded_optimizer = false;
   bool sharded_gradients = false;
@@ -45,70 +44,72 @@ struct FlatParameterOptions {
   Stage stage;
   // Working dtype; the parameters' own if absent. Not for complex ones.
   std::optional<at::ScalarType> dtype;
-  // Of sums over ranks; the working one if absent.
+  // Dtype of sums over ranks; the working dtype if absent.
   std::optional<at::ScalarType> reduce_dtype;
-  // The step's gradient has it, and micro-batches are added in it; that of
-  // steps if absent, or if these are not in float32. DeepSpeed's
-  // grad_accum_dtype.
+  // Dtype of the step's gradient, in which micro-batches are added; the step
+  // dtype if absent, or if that is not float32. DeepSpeed's grad_accum_dtype.
   std::optional<at::ScalarType> gradient_dtype;
-  // Masters have the working dtype where that has 16 bits, and are that copy
-  // itself; else they are float32. DeepSpeed's bf16_master_weights_and_grads.
+  // Masters are the working copy itself where its dtype has 16 bits; otherwise
+  // they are float32. DeepSpeed's bf16_master_weights_and_grads.
   bool narrow_masters = false;
-  // Has a master and an optimizer state from the start.
+  // The flat has a master and an optimizer state from the start.
   bool trainable = true;
-  // What the optimizer changed reaches the other ranks while the program goes
-  // on (stages 1 and 2); the first use waits.
+  // New values are sent to the other ranks while the program goes on (stages 1
+  // and 2); the first use waits.
   bool overlap = true;
   // Operators cast other tensors to the parameters' dtype
   // (sharding/dispatch/cast_inputs.h).
   bool cast_inputs = false;
-  // Debugging: keeps a fingerprint of what was written (TakeWritten).
+  // For debugging: keeps a fingerprint of what was written
+  // (UserWrites::TakeFingerprint).
   bool check_writes = false;
-  // The ranks that own the same part of the flat in other shard groups, in the
-  // order of these: PyTorch's HSDP. Null: there is one shard group.
+  // The ranks that own the same part of the flat in all shard groups, in the
+  // groups' order: PyTorch's HSDP. Null: there is one shard group.
   std::shared_ptr<Communicator> replicas;
-  // A group of n neighbouring ranks, n a divisor of the world size: a flat that
-  // is freed after its forward leaves P / n elements with each of them, from
+  // A group of n consecutive ranks, n a divisor of the world size: a flat that
+  // is freed after its forward leaves P / n elements on each of them, from
   // which its backward gathers. FSDP2's reshard_after_forward = n, DeepSpeed's
   // hpZ.
   std::shared_ptr<Communicator> reshard_group;
-  // Memory for the working copy that all ranks see, each owner writing its part
-  // of it, and where it begins there: the flat is never gathered and never
-  // freed, whether the stage shards parameters or not. Null: memory of its own.
+  // Shared memory for the working copy, which all ranks read and each owner
+  // writes its part of; the flat begins at shared_offset. It is never gathered
+  // and never freed, whether the stage shards parameters or not. Null: memory
+  // of its own.
   std::shared_ptr<SharedMemory> shared;
   int64_t shared_offset = 0;  // bytes
-  // Gathers are no collectives: each rank reads the others' shards; this flat's
-  // are `served_key`. Null: they are. Not with reshard_group.
+  // Gathers are one-sided: each rank reads the others' shards, this flat's
+  // under `served_key`. Null: gathers are collectives. Not with reshard_group.
   std::shared_ptr<ServedGathers> served;
   int64_t served_key = 0;
-  // What updates that part of the flat that is not in the memory of its device,
-  // and whose disk it is; null: all of it is there. The host is for flats on a
-  // device, a disk for flats whose parameters are sharded.
+  // The stream that updates the offloaded parts of the flat, and whose disk
+  // they lie on; null: nothing is offloaded. The host is for flats on a device,
+  // a disk for flats whose parameters are sharded.
   std::shared_ptr<UpdateStream> stream;
-  // Masters that are not the working copy, and the optimizer's states.
+  // Tier of masters that are not the working copy, and of optimizer states.
   Tier states = Tier::kMemory;
-  // The shard of the step's gradient, where that is sharded; not of a device on
-  // a disk.
+  // Tier of the shard of the step's gradient, where that is sharded; not a disk
+  // for a device.
   Tier gradients = Tier::kMemory;
-  // Shards of the working copy, of flats whose parameters are sharded; without
-  // `shared` and `served`. Where they are the masters, these.
+  // Tier of the working copy's shards, where parameters are sharded, without
+  // `shared` and `served`. Where the shards are the masters, it is also the
+  // masters' tier.
   Tier parameters = Tier::kMemory;
 
   TieredBuffer::Place PlaceOf(Tier tier) const;
 };
 
-// Where the storages of these parameters lie in the flat buffer.
+// Returns where the storages of these parameters lie in the flat buffer.
 FlatLayout LayoutOf(const std::vector<NamedParameter>& parameters,
                     int world_size);
-// What their operators compute with; of elements, never complex.
+// Returns the dtype that operators compute with; of elements, so never complex.
 at::ScalarType WorkingDtypeOf(const std::vector<NamedParameter>& parameters,
                               const FlatParameterOptions& options);
-// What masters of parameters of that dtype are kept in; of elements.
+// Returns the dtype of masters of parameters of that dtype; of elements.
 at::ScalarType MasterDtypeOf(at::ScalarType parameters,
                              const FlatParameterOptions& options);
-// What masters of that dtype are stepped in.
+// Returns the dtype in which masters of that dtype are stepped.
 at::ScalarType StepDtypeOf(at::ScalarType masters);
-// Of the step's gradients beside masters of that dtype.
+// Returns the dtype of the step's gradients beside masters of that dtype.
 at::ScalarType GradientDtypeOf(at::ScalarType masters,
                                const FlatParameterOptions& options);
 
@@ -138,8 +139,8 @@ class FlatDescription {
   FlatDescription& operator=(const FlatDescription&) = delete;
 
   const std::string& name() const { return name_; }
-  // By which uses of the parameters over a storage are told to
-  // base/step_memory (NoteUnitUse): the number of their unit.
+  // The number of the unit of the parameters over a storage, for
+  // base/step_memory (NoteUnitUse).
   int memory_unit(int slot) const {
     return memory_units_[static_cast<size_t>(slot)];
   }
@@ -153,29 +154,29 @@ class FlatDescription {
   bool cast_inputs() const { return options_.cast_inputs; }
   at::ScalarType dtype() const { return dtype_; }  // of elements: never complex
   at::ScalarType master_dtype() const { return master_dtype_; }
-  // What a step computes in, and keeps its states in unless told otherwise:
-  // that of masters, float32 of those of 16 bits.
+  // The dtype that a step computes in, and by default keeps its states in: the
+  // masters', or float32 for masters of 16 bits.
   at::ScalarType step_dtype() const { return StepDtypeOf(master_dtype_); }
   at::ScalarType reduce_dtype() const { return reduce_dtype_; }
   at::ScalarType gradient_dtype() const { return gradient_dtype_; }
   at::Device device() const { return device_; }
-  // The optimizer computes on the CPU, though the flat is on a device: its
-  // states are not there.
+  // Whether the optimizer runs on the CPU although the flat is on a device,
+  // since its states are not there.
   bool updated_on_host() const {
     return !device_.is_cpu() && options_.states != Tier::kMemory;
   }
   at::Device update_device() const {
     return updated_on_host() ? at::Device(at::kCPU) : device_;
   }
-  // Masters have memory of their own: of another dtype, or off the device, on
-  // which the working copy is.
+  // Whether masters have memory of their own: they have another dtype, or are
+  // off the device that the working copy is on.
   bool separate_masters() const {
     return master_dtype_ != dtype_ ||
            (updated_on_host() && options_.parameters == Tier::kMemory);
   }
   Communicator* communicator() const { return comm_.get(); }  // shard group
   Communicator* replicas() const { return options_.replicas.get(); }
-  // First parameter over this storage.
+  // Returns the first parameter over this storage.
   const Parameter& ParameterOfSlot(int slot) const {
     return params_[first_of_slot_[static_cast<size_t>(slot)]];
   }

@@ -1,8 +1,8 @@
-// LoneCopy: the whole flat, in the memory of its shard: of a rank of the CPU
-// that is alone in its shard group at stage 3. Nothing is gathered or copied,
-// and nothing is held twice. Between its uses the flat counts as freed all the
-// same, so that an access outside of an operator throws as it would with more
-// ranks, whose programs are written on one.
+// LoneCopy: the whole flat in the memory of its shard, for a rank on the CPU
+// that is alone in its shard group at stage 3. Nothing is gathered, copied, or
+// held twice. Between uses the flat still counts as freed, so that an access
+// outside of an operator throws as it would with more ranks: programs for many
+// ranks are developed on one.
 //
 // A user's write goes to the shard at once. Where Engine::Offload has moved the
 // shard away, it is read to memory for each use, as GatheredCopy does it.
@@ -21,7 +21,7 @@ class LoneCopy : public GatheredCopy {
            std::atomic<int64_t>* live)
       : GatheredCopy(flat, states, Traits(), live) {}
 
-  // The values of before are nowhere else.
+  // The old values are nowhere else, so Save copies them.
   absl::Status Save() override;
   void Restore() override { RestoreWhole(); }
   void DropSaved() override { saved_.Reset(); }

@@ -1,5 +1,5 @@
-// ReplicatedCopy: all of the flat on every rank. Where the optimizer is sharded
-// an owner's new values reach the others by an all-gather after the step.
+// ReplicatedCopy: the whole flat on every rank. Where the optimizer is sharded,
+// owners' new values reach the other ranks by an all-gather after the step.
 #ifndef SHARDING_COPY_REPLICATED_COPY_H_
 #define SHARDING_COPY_REPLICATED_COPY_H_
 
@@ -16,7 +16,8 @@ class ReplicatedCopy : public WorkingCopy {
 
   void Take(Range slot, const at::Tensor& values) override;
   void Publish(CommFuture updated) override;
-  // Nothing else holds the values of before: the owners' parts are here, too.
+  // Save copies the old values: nothing else holds them, since the owners'
+  // parts are here, too.
   absl::Status Save() override { return SaveWhole(); }
   void Restore() override { RestoreWhole(); }
   void DropSaved() override { saved_.Reset(); }

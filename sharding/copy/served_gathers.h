@@ -1,6 +1,6 @@
-// ServedGathers: how the flats of an engine are gathered where a gather is no
-// collective: each rank reads the others' shards when it needs them
-// (comm/shard_server.h), whatever those do meanwhile.
+// ServedGathers: one-sided gathers of an engine's flats: each rank reads the
+// others' shards when it needs them (comm/shard_server.h), whatever the others
+// do meanwhile.
 //
 // A version is an update of all ranks: between two EndUpdates an owner changes
 // its shards only after every rank has entered the update
@@ -30,24 +30,26 @@ class ServedGathers : public std::enable_shared_from_this<ServedGathers> {
   explicit ServedGathers(std::unique_ptr<ShardServer> server)
       : server_(std::move(server)) {}
 
-  // `key` means the same flat on all ranks; `shard` is valid until Keep. LOCAL.
+  // Offers this rank's shard of a flat. `key` means the same flat on all ranks;
+  // `shard` is valid until Keep. LOCAL.
   void Offer(int64_t key, at::Tensor shard);
-  // This rank's shards have what the update made of them. LOCAL, once an update
-  // on every rank; the first time before any Pull.
+  // Publishes this rank's shards with their new values. LOCAL; call it once per
+  // update on every rank, the first time before any Pull.
   void EndUpdate();
-  // whole = all ranks' shards as of the last update. LOCAL, ASYNC.
-  // FailedPrecondition after Stop, and what FailUpdate was given.
+  // Fills `whole` with all ranks' shards as of the last update. LOCAL, ASYNC.
+  // Errors: FailedPrecondition after Stop; FailUpdate's `why`.
   absl::StatusOr<CommFuture> Pull(int64_t key, at::Tensor whole, CommTag tag);
-  // This rank could not do its part of an update, and pulls no more: `why` is
-  // what Pull returns. LOCAL.
+  // Makes every later Pull return `why`: this rank could not do its part of an
+  // update. LOCAL.
   void FailUpdate(const absl::Status& why);
-  // This rank pulls no more. Others may still read what it offered, until they
+  // Ends this rank's pulls. Others may still read what it offered, until they
   // have stopped, too. LOCAL; waits a moment for them.
   void Stop();
-  // Nobody reads any more: all ranks have agreed on that, or have stopped.
-  // LOCAL.
+  // Ends serving: all ranks have agreed that nobody reads any more, or have
+  // stopped. LOCAL.
   void End();
-  // Takes memory that was offered over, for as long as it may be read. LOCAL.
+  // Takes ownership of memory that was offered, for as long as it may be read.
+  // LOCAL.
   void Keep(FlatBuffer shard);
 
  private:

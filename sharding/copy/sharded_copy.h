@@ -1,5 +1,5 @@
-// Copies of which this rank keeps a shard, made whole for each use and freed
-// after it (stage 3).
+// Working copies of which this rank keeps a shard, made whole for each use and
+// freed after it (stage 3).
 #ifndef SHARDING_COPY_SHARDED_COPY_H_
 #define SHARDING_COPY_SHARDED_COPY_H_
 
@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// What the two of them have in common.
+// ShardedCopy: what GatheredCopy and ServedCopy have in common.
 class ShardedCopy : public WorkingCopy {
  public:
   void Drop() override;
@@ -26,14 +26,14 @@ class ShardedCopy : public WorkingCopy {
  protected:
   ShardedCopy(const FlatDescription* flat, ShardStates* states, Traits traits,
               std::atomic<int64_t>* live);
-  // The gather itself, to whole(). On an error nothing was started.
+  // Starts the gather to whole(). On an error nothing was started.
   virtual absl::StatusOr<CommFuture> Launch() = 0;
-  // Memory for what Free will leave besides the shard.
+  // Allocates memory for what Free leaves besides the shard.
   virtual absl::Status AllocateSecondary() { return absl::OkStatus(); }
-  // Memory that whole() is to be.
+  // Allocates the memory of whole().
   virtual absl::StatusOr<FlatBuffer> AllocateWhole();
 
-  CommFuture updated_;  // of the shard; Launch comes after it
+  CommFuture updated_;  // the shard's update; Launch runs after it
 
  private:
   absl::Status MakeWhole();
@@ -42,10 +42,10 @@ class ShardedCopy : public WorkingCopy {
   std::atomic<int64_t>* const live_;  // not owned
 };
 
-// Gathered by an all-gather, for a backward perhaps within a group of
-// neighbours, from what the forward left with them. The shard may lie on a
-// disk, or on the host: it is read to its place in the whole copy, and gathered
-// from there.
+// GatheredCopy: gathered by an all-gather; with a reshard group a backward
+// gathers within that group, from what the forward left there. A shard on a
+// disk or on the host is read to its place in the whole copy, and gathered from
+// there.
 class GatheredCopy : public ShardedCopy {
  public:
   GatheredCopy(const FlatDescription* flat, ShardStates* states,
@@ -69,10 +69,11 @@ class GatheredCopy : public ShardedCopy {
   absl::StatusOr<CommFuture> CopyFromHost();
   absl::Status AllocateSecondary() override;
 
-  // [P / n]; holds values from the end of a forward to the next border.
+  // Secondary shard [P / n]; it holds values from the end of a forward to the
+  // next border.
   FlatBuffer secondary_;
   bool secondary_holds_ = false;
-  // Of a shard on a disk, to whole(), or for a device to landing_.
+  // The read of a shard on a disk, to whole(), or for a device to landing_.
   struct Reading {
     SwapFuture read;
     std::shared_ptr<const UpdateStream::Fetch> fetch;  // while it is changed
@@ -82,8 +83,8 @@ class GatheredCopy : public ShardedCopy {
   at::Tensor landing_;
 };
 
-// Gathered by reading the others' shards, whatever they do meanwhile
-// (sharding/copy/served_gathers.h).
+// ServedCopy: gathered by reading the others' shards, whatever they do
+// meanwhile (sharding/copy/served_gathers.h).
 class ServedCopy : public ShardedCopy {
  public:
   ServedCopy(const FlatDescription* flat, ShardStates* states,

@@ -1,9 +1,8 @@
 // SharedCopy: one working copy for all ranks of a host. Operators read it
-// through a mapping that cannot be written to, the engine writes its owned part
-// through another. Owners write between two points that all ranks come to:
-// after every rank has entered the update, and before any rank uses the flat
-// again (Await). A user's write goes to a copy of this rank's own, whose owned
-// part is taken over at the next update.
+// through a read-only mapping; the engine writes its owned part through
+// another. Owners write only after every rank has entered the update and before
+// any rank uses the flat again (Await). A user's write goes to a private copy
+// of this rank, whose owned part is taken over at the next update.
 #ifndef SHARDING_COPY_SHARED_COPY_H_
 #define SHARDING_COPY_SHARED_COPY_H_
 
@@ -29,7 +28,7 @@ class SharedCopy : public WorkingCopy {
 
  private:
   using WorkingCopy::WorkingCopy;
-  // whole() is what all ranks read.
+  // Makes whole() the copy that all ranks read.
   void ReadShared();
 
   bool private_ = false;  // whole() is memory of this rank's own

@@ -1,5 +1,5 @@
-// WorkingCopy: the values that operators compute with, and the way in which
-// they exist on this rank. One strategy for each way:
+// WorkingCopy: the values that operators compute with, and how they exist on
+// this rank. There is one strategy for each way:
 //
 //   ReplicatedCopy  whole on every rank, always (stages 0 to 2, and what
 //                   persists at stage 3)
@@ -38,27 +38,28 @@ namespace tessera {
 
 class WorkingCopy {
  public:
-  // What a strategy is, for as long as it lives.
+  // Constant properties of a strategy.
   struct Traits {
-    // Gathered for its uses and freed after them; else it is always whole.
+    // The copy is gathered for its uses and freed after them; else it is always
+    // whole.
     bool can_be_freed = false;
     // Ranks wait for each other in its gathers.
     bool gathers_together = false;
-    // Operators read memory that others write to (Await), and that a user's
-    // write needs a copy of (PrepareWrite).
+    // Operators read memory that other ranks write to (Await); a user's write
+    // needs a private copy (PrepareWrite).
     bool shared = false;
     // A forward leaves something for the backward (DropSecondary).
     bool keeps_secondary = false;
     // After an update the other ranks' parts have to be fetched (Publish).
     bool publishes = false;
-    // Elements held between uses of what cannot be freed.
+    // Elements that a copy which cannot be freed holds between uses.
     int64_t resident_numel = 0;
   };
 
-  // The strategy that the options ask for, with the memory that it holds
-  // between uses; this rank's part of it becomes ShardStates::kWorking of
-  // `states`. `flat` and `states` outlive it, and so does `live`, which counts
-  // the elements that are whole and can be freed. LOCAL. ResourceExhausted.
+  // Makes the strategy that the options ask for, with the memory that it holds
+  // between uses; this rank's part becomes ShardStates::kWorking of `states`.
+  // `flat`, `states` and `live`, which counts the whole elements that can be
+  // freed, outlive it. LOCAL. ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<WorkingCopy>> Make(
       const FlatDescription* flat, ShardStates* states,
       std::atomic<int64_t>* live);
@@ -67,54 +68,55 @@ class WorkingCopy {
   WorkingCopy& operator=(const WorkingCopy&) = delete;
 
   const Traits& traits() const { return traits_; }
-  // Whole, or on its way to be.
+  // Whether it is whole, or being gathered.
   bool is_whole() const { return is_whole_; }
-  // [P]; undefined while freed. What lies there counts when nothing is on its
-  // way to it.
+  // The whole copy, [P]; undefined while freed. Its values are valid when
+  // nothing is arriving.
   const FlatBuffer& whole() const { return whole_; }
 
-  // The values of one storage, of any dtype: keeps its part of them. REQUIRES:
-  // the working shard is in memory. LOCAL.
+  // Takes the values of one storage, of any dtype, and keeps its part of them.
+  // REQUIRES: the working shard is in memory. LOCAL.
   virtual void Take(Range slot, const at::Tensor& values);
-  // All values have been taken: others may read what they need. LOCAL.
+  // Lets other ranks read what they need: all values have been taken. LOCAL.
   virtual void Offer() {}
-  // All memory goes, for good. REQUIRES: nothing is on its way. LOCAL.
+  // Frees all memory for good. REQUIRES: nothing is arriving. LOCAL.
   virtual void Drop();
 
   // Starts to make it whole; Settle waits. REQUIRES: !is_whole(). COLLECTIVE
   // where it gathers together, ASYNC. On an error it is freed as before.
   virtual absl::Status StartGather() { return absl::OkStatus(); }
   bool arriving() const { return arriving_.has_value(); }
-  // What is on its way has come. An error leaves it freed; where it cannot be
-  // freed, every later Settle returns the error again.
+  // Waits for what is arriving. An error leaves the copy freed; where it cannot
+  // be freed, every later Settle returns the error again.
   virtual absl::Status Settle();
-  // Others may still ask for what a user's write would change: not to be freed.
+  // Whether it must not be freed, since others may still ask for what a user's
+  // write would change.
   virtual bool MustStay(bool /*written*/) const { return false; }
-  // Back to what is held between uses: frees the whole copy, or this rank's own
-  // one of shared memory. The working shard has what is to be kept. LOCAL.
+  // Frees the whole copy, or this rank's private copy of shared memory. The
+  // working shard already has what is to be kept. LOCAL.
   virtual void Free() {}
   virtual void DropSecondary() {}
 
-  // The working shard has been updated, or is from the end of `updated` on, if
-  // that is valid: it is not read before. Starts to fetch the others' parts.
-  // COLLECTIVE where the traits say `publishes`, ASYNC.
+  // Starts to fetch the others' parts after an update. The working shard has
+  // its new values, or will have them when `updated` is done, if that is valid:
+  // it is not read before. COLLECTIVE where the traits say `publishes`, ASYNC.
   virtual void Publish(CommFuture updated) = 0;
-  // Not to be used before `written`, when all ranks have written their part of
-  // shared memory; false if none of that is used. LOCAL.
+  // Delays uses until `written`, when all ranks have written their part of
+  // shared memory; returns false if the copy is not in shared memory. LOCAL.
   virtual bool Await(const CommFuture& /*written*/) { return false; }
 
-  // whole() is about to be written to. LOCAL. ResourceExhausted.
+  // Prepares whole() to be written to. LOCAL. ResourceExhausted.
   virtual absl::Status PrepareWrite() { return absl::OkStatus(); }
 
   // ---- For writes that may be taken back (sharding/flat/summoning.h).
 
-  // Before the first write. LOCAL. ResourceExhausted.
+  // Saves the values before the first write. LOCAL. ResourceExhausted.
   virtual absl::Status Save() { return absl::OkStatus(); }
-  // The values of before are back, or will be when it is freed. LOCAL.
+  // Restores the saved values, at once or when the copy is freed. LOCAL.
   virtual void Restore() {}
-  // What Save kept is not needed. LOCAL.
+  // Drops what Save kept. LOCAL.
   virtual void DropSaved() {}
-  // whole() is memory for values that come from another rank. LOCAL.
+  // Makes whole() memory for values from another rank. LOCAL.
   // ResourceExhausted.
   virtual absl::Status PrepareReceive() { return absl::OkStatus(); }
 
@@ -125,7 +127,7 @@ class WorkingCopy {
   void SetWhole(FlatBuffer whole);
   absl::StatusOr<FlatBuffer> Allocate(int64_t numel, MemoryKind kind,
                                       Fill fill) const;
-  // Save and Restore of copies whose values are nowhere else.
+  // Save and Restore for copies whose values are nowhere else.
   absl::Status SaveWhole();
   void RestoreWhole();
 

@@ -1,12 +1,12 @@
-// Autocast on parameters that flat parameters own.
+// Autocast on parameters that flat parameters own, without libtorch's cache.
 //
 // libtorch's autocast keeps each parameter's cast in a cache of its own, so
 // that a parameter that is used twice is cast once. That cache would hold all
-// parameters whole, and go on giving out a cast after a Step. So it is switched
-// off while an operator casts tagged arguments, and nowhere else. What a cached
-// cast has beyond its values, one node in the graph for all its uses (which
-// adds their gradients up in the low dtype), is kept: results equal libtorch's
-// to the bit, whether the user has the cache on or off.
+// parameters whole, and go on giving out a cast after a Step. So the cache is
+// switched off while an operator casts tagged arguments, and only then. A
+// cached cast has one node in the graph for all its uses, which adds their
+// gradients in the low dtype; that is kept, so results equal libtorch's to the
+// bit, whether the user has the cache on or off.
 //
 // Threads: any.
 #ifndef SHARDING_DISPATCH_AUTOCAST_H_
@@ -23,18 +23,19 @@ static_assert(
     "libtorch switches autocast on by taking its keys out of those that it "
     "excludes");
 
-// True if autocast is on for this thread, for whatever device.
+// Returns whether autocast is on for this thread, for any device.
 inline bool AutocastIsOn() {
   const auto off = c10::impl::tls_local_dispatch_key_set().excluded_;
   return !off.has_all(c10::autocast_dispatch_keyset);
 }
-// True if it casts arguments of the operator that is dispatched with `keys`.
-// One that it does not know is left to the operators inside of it.
+// Returns whether autocast casts arguments of the operator that is dispatched
+// with `keys`. For an operator that it does not know, it acts on the operators
+// inside of it.
 inline bool AutocastTakes(c10::DispatchKeySet keys) {
   return keys.has_any(c10::autocast_dispatch_keyset);
 }
 
-// For its life, on this thread, autocast's cache is off.
+// Switches autocast's cache off on this thread while it lives.
 class NoAutocastCache {
  public:
   NoAutocastCache();
@@ -47,8 +48,8 @@ class NoAutocastCache {
   const bool outer_;
 };
 
-// `cast`, a fresh cast of `source`. If a NoAutocastCache keeps it from the
-// cache: with the history that it would have had from there.
+// Returns `cast`, a fresh cast of `source`; within a NoAutocastCache with the
+// history that it would have had from the cache.
 at::Tensor WithCachedHistory(const at::Tensor& source, at::Tensor cast);
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
-// BackwardPins: pins that last longer than an operator or a node, for who uses
-// the same parameters again soon in the same backward.
+// BackwardPins: pins that last longer than an operator or a node, for
+// parameters that are used again soon in the same backward.
 //
-// They stay within the flats' own limit of live parameters, flats that are
+// They stay within the flats' own limit of live parameters; flats that are
 // freed at once (a limit of 0) are not pinned.
 //
 // Threads: any.
@@ -25,11 +25,12 @@ class BackwardPins {
   BackwardPins(const BackwardPins&) = delete;
   BackwardPins& operator=(const BackwardPins&) = delete;
 
-  // Nothing if it would be too much. REQUIRES: the flat is pinned. LOCAL.
+  // Adds a pin, unless that would exceed the limit. REQUIRES: the flat is
+  // pinned. LOCAL.
   void Add(const std::shared_ptr<FlatParameter>& flat);
   void Release();
 
-  // Of all of the process. Call when no backward runs.
+  // Releases all BackwardPins of the process. Call when no backward runs.
   static void ReleaseAll();
 
  private:

@@ -11,8 +11,8 @@
 namespace tessera {
 namespace {
 
-// Of aten::batch_norm(input, weight, bias, running_mean, running_var, training,
-// momentum, eps, cudnn_enabled).
+// The number of arguments of aten::batch_norm(input, weight, bias,
+// running_mean, running_var, training, momentum, eps, cudnn_enabled).
 constexpr size_t kArguments = 9;
 
 struct Entry {

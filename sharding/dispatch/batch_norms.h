@@ -1,7 +1,6 @@
-// What runs in the place of aten::batch_norm in training where its weight is
-// one of these, as long as an engine has it (nn/sync_batch_norm.h: the
-// statistics of all ranks). Modules in C++ cannot be exchanged in what holds
-// them, nor their forward; the operator can.
+// Replaces aten::batch_norm in training for given weights, while an engine owns
+// them (nn/sync_batch_norm.h: statistics of all ranks). In C++ neither a module
+// nor its forward can be exchanged from outside; the operator can.
 //
 // Threads: any.
 #ifndef SHARDING_DISPATCH_BATCH_NORMS_H_
@@ -21,12 +20,14 @@ struct BatchNormCall {
 };
 using BatchNormReplacement = std::function<at::Tensor(const BatchNormCall&)>;
 
-// From now on; null: no longer. The weight is not kept alive.
+// Replaces calls with this weight from now on; null: ends that. The weight is
+// not kept alive.
 void ReplaceBatchNorm(const at::Tensor& weight,
                       BatchNormReplacement replacement);
 
-// For the fallback: true if the call of aten::batch_norm on top of the stack
-// was replaced, and its result is there.
+// Runs the replacement of the call of aten::batch_norm on top of the stack, for
+// the fallback; returns false if there is none, else its result is on the
+// stack.
 bool RunBatchNormReplacement(torch::jit::Stack* stack);
 
 }  // namespace tessera

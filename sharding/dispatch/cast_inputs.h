@@ -1,4 +1,4 @@
-// Inputs in another dtype than the parameters.
+// Casts inputs that have another dtype than the parameters.
 //
 // Where parameters are kept in 16 bits (or some of them in 32), a module gets
 // inputs that libtorch's operators refuse to combine with them. For flats that
@@ -31,16 +31,16 @@ namespace tessera {
 
 enum class InputCasts { kNone, kInputs, kNormalization };
 
-// By the operator's name, "aten::linear". All overloads are the same.
+// Returns the casts of an operator by its name, "aten::linear", for all
+// overloads.
 InputCasts InputCastsOf(const std::string& name);
 
-// Whether a flat that casts inputs owns the tensor.
+// Returns whether a flat that casts inputs owns the tensor.
 using OwnsTensor = bool (*)(const at::Tensor& tensor);
 bool FlatCastsInputsOf(const at::Tensor& tensor);
 
-// Casts arguments, which are on top of the stack. Returns the dtype to which
-// the first result is to be cast, if it is. `owned` says what counts as a
-// parameter.
+// Casts the arguments on top of the stack. Returns the dtype to which the first
+// result must be cast, if it must. `owned` says what counts as a parameter.
 std::optional<at::ScalarType> CastInputs(const c10::OperatorHandle& op,
                                          InputCasts casts,
                                          torch::jit::Stack* stack,

@@ -1,5 +1,5 @@
-// OperatorInfo: what the fallback must know of an operator, from its schema.
-// Looked up once per operator and thread, then cached.
+// OperatorInfo: what the fallback must know of an operator, from its schema. It
+// is looked up once per operator and thread, then cached.
 //
 // Which arguments it may write:
 //   aten::       those of which the schema says so, and running statistics,
@@ -25,8 +25,8 @@ struct OperatorInfo {
     // Reads or writes values: all its flats are pinned while it runs.
     kCompute,
     // Makes a view or looks at sizes only: nothing is gathered, and the tag is
-    // not excluded below, so that an operator inside of it which does read
-    // values (`contiguous` that has to copy) is seen.
+    // not excluded below it, so that operators inside of it which do read
+    // values (`contiguous` that has to copy) are seen.
     kTransparent,
     // aten::set_: would replace the storage of its first argument.
     kSet,
@@ -39,39 +39,41 @@ struct OperatorInfo {
   // User code cannot run inside of aten operators, so the tag is excluded below
   // them (cost); everywhere else it must be seen (captured weights).
   bool aten = false;
-  // Made of other operators, which autograd sees instead of it.
+  // It is made of other operators, which autograd sees instead of it.
   bool composite = false;
-  // aten::_to_copy: makes the copy of a cast.
+  // It is aten::_to_copy, which makes the copy of a cast.
   bool copies = false;
-  // What is done where its flat wants its inputs cast.
+  // Which inputs are cast, where its flat casts inputs.
   InputCasts input_casts = InputCasts::kNone;
-  // Its first argument is written whole, without a look at what was there.
+  // It overwrites its first argument completely, without reading it.
   bool overwrites = false;
   // It may draw random numbers.
   bool may_draw = false;
-  // Operators of c10d return before they have finished.
+  // It is an operator of c10d, which returns before it has finished.
   bool c10d = false;
-  // Per argument: it may be written, see above.
+  // Per argument: whether it may be written, see above.
   std::vector<bool> writes;
-  // It is the user's, and its schema says of all that it writes: what it writes
-  // besides is his mistake (sharding/dispatch/undeclared_writes.h).
+  // It is a user's operator whose schema declares all that it writes: other
+  // writes are the user's mistake (sharding/dispatch/undeclared_writes.h).
   bool promises = false;
-  // Nothing is known of what it writes: all of its arguments count as written.
+  // Whether it is unknown what it writes: all of its arguments count as written
+  // then.
   bool writes_are_guessed() const { return !aten && !promises; }
-  // Per argument: a running statistic that the operator updates. Empty: none.
+  // Per argument: whether it is a running statistic that the operator updates.
+  // Empty: none.
   std::vector<bool> statistics;
-  // The boolean argument that says whether it updates them; -1: always.
+  // The boolean argument that says whether it updates statistics; -1: always.
   int updates = -1;
 
-  // Its argument `i` is a running statistic that it updates, with these
-  // arguments on top of the stack.
+  // Whether a call with the arguments on top of the stack updates argument `i`
+  // as a running statistic.
   bool UpdatesStatistic(const torch::jit::Stack& stack, size_t i) const {
     if (statistics.empty() || !statistics[i]) return false;
     return updates < 0 ||
            stack[stack.size() - writes.size() + static_cast<size_t>(updates)]
                .toBool();
   }
-  // It may write its argument `i`.
+  // Whether a call may write its argument `i`.
   bool MayWrite(const torch::jit::Stack& stack, size_t i) const {
     return writes[i] || UpdatesStatistic(stack, i);
   }

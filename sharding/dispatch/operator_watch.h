@@ -1,14 +1,13 @@
-// OperatorWatch: who follows a thread's operators and what autograd saves of
-// them, in order to compute it again instead of keeping it
-// (sharding/recompute).
+// OperatorWatch: follows a thread's operators and what autograd saves in them,
+// in order to recompute it instead of keeping it (sharding/recompute).
 //
 //   operator --> fallback (tag.h) --> Begin, the operator, End
 //   autograd saves a tensor --> saved_tensors.cc --> Save
 //
-// The fallback sees operators without a parameter, too, where the tag's key is
-// in the thread's state: FollowAll.
+// With FollowAll, which puts the tag's key in the thread's state, the fallback
+// also sees operators without a parameter.
 //
-// Threads: a watch is its thread's; a SavedSlot is any thread's.
+// Threads: a watch is used on its thread only; a SavedSlot on any.
 #ifndef SHARDING_DISPATCH_OPERATOR_WATCH_H_
 #define SHARDING_DISPATCH_OPERATOR_WATCH_H_
 
@@ -31,8 +30,8 @@ struct OperatorInfo;
 class SavedSlot {
  public:
   virtual ~SavedSlot() = default;
-  // The tensor, of the same sizes, strides and dtype, without history. May
-  // throw; may be called more than once.
+  // Returns a tensor of the saved one's values, sizes, strides and dtype,
+  // without history. May throw; may be called more than once.
   virtual at::Tensor Unpack() = 0;
 };
 
@@ -40,46 +39,47 @@ class OperatorWatch {
  public:
   virtual ~OperatorWatch() = default;
 
-  // The thread's; null: none.
+  // Returns this thread's watch; null: none.
   static OperatorWatch* Current();
 
-  // As Begin, and before it. True: the operator is not run, its results are on
-  // top of `stack` in place of its arguments, and neither Begin nor End comes.
+  // Called before Begin, with its arguments. True: the operator is not run, its
+  // results are on top of `stack` in place of its arguments, and neither Begin
+  // nor End is called.
   virtual bool Replace(const c10::OperatorHandle& op, const OperatorInfo& info,
                        torch::jit::Stack* stack) {
     return false;
   }
 
-  // An operator is about to run with the arguments on top of `stack`: one that
-  // computes (OperatorInfo::Kind::kCompute) and is not made of others, nor
-  // autocast's to take, which would be seen by themselves. What it needs is
-  // pinned. May throw. False: it is not followed, nor what runs within. True:
-  // End comes, or Failed if the operator throws.
+  // Called before an operator runs with the arguments on top of `stack`, if it
+  // computes (OperatorInfo::Kind::kCompute), is not made of others and is not
+  // taken by autocast (whose operators are seen themselves). What it needs is
+  // pinned. May throw. False: neither it nor what runs within is followed.
+  // True: End is called, or Failed if the operator throws.
   virtual bool Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
                      torch::jit::Stack* stack) = 0;
-  // Its results are on top of `stack`.
+  // Called after the operator, with its results on top of `stack`.
   virtual void End(const c10::OperatorHandle& op, const OperatorInfo& info,
                    torch::jit::Stack* stack) = 0;
   virtual void Failed() {}
-  // An operator that this watch does not see, since another follows it, is
-  // about to write to `tensor`.
+  // Called before an operator writes to `tensor` that this watch does not see,
+  // since another watch follows it.
   virtual void BeforeWriteElsewhere(const at::Tensor& tensor) {}
 
-  // The same of an operator of the user's that is made of others, which are
-  // seen by themselves: it may write by a pointer, too. EndMade comes unless it
-  // throws.
+  // Called before an operator of the user's that is made of others, which are
+  // seen themselves: it may also write through a pointer. EndMade is called
+  // unless it throws.
   virtual void BeginMade(const c10::OperatorHandle& op,
                          const OperatorInfo& info, torch::jit::Stack* stack) {}
   virtual void EndMade(const c10::OperatorHandle& op) {}
 
-  // Autograd saves `tensor`, which no flat owns and which is no cast of what
-  // one owns. `alias` shares its memory and version counter, without history.
-  // Null: it is kept.
+  // Called when autograd saves `tensor`, which is neither owned by a flat nor a
+  // cast of an owned one. `alias` shares its memory and version counter,
+  // without history. Null: autograd keeps the tensor.
   virtual std::shared_ptr<SavedSlot> Save(const at::Tensor& tensor,
                                           const at::Tensor& alias) = 0;
 
-  // A followed operator is running: those within are not seen. (What autograd
-  // saves is.)
+  // Whether a followed operator is running: operators within it are not seen
+  // (what autograd saves is).
   bool within() const { return within_; }
   class Within {
    public:
@@ -94,7 +94,7 @@ class OperatorWatch {
     OperatorWatch* const watch_;
   };
 
-  // One that is made of others is running.
+  // Whether an operator that is made of others is running.
   bool in_composite() const { return composites_ > 0; }
   class Composite {
    public:
@@ -114,7 +114,7 @@ class OperatorWatch {
   int composites_ = 0;
 };
 
-// For its life, `watch` is the thread's (null: none).
+// Makes `watch` the thread's while it lives (null: none).
 class WatchScope {
  public:
   explicit WatchScope(OperatorWatch* watch);
@@ -126,10 +126,12 @@ class WatchScope {
   OperatorWatch* const before_;
 };
 
-// Sets the thread's watch until the next call, for who cannot hold a scope.
+// Sets the thread's watch until the next call, for callers that cannot hold a
+// scope.
 void SetWatch(OperatorWatch* watch);
 
-// For its life, this thread computes again what a forward has computed.
+// Marks, while it lives, that this thread recomputes what a forward has
+// computed.
 class ReplayMark {
  public:
   ReplayMark();
@@ -142,8 +144,8 @@ class ReplayMark {
   const bool before_;
 };
 
-// For its life, tensors of this thread have sizes and no values: a trace
-// (sharding/trace). Nobody looks at them.
+// Marks, while it lives, that tensors of this thread have sizes but no values:
+// a trace (sharding/trace).
 class NoValues {
  public:
   NoValues();
@@ -156,10 +158,10 @@ class NoValues {
   const bool before_;
 };
 
-// Whether the fallback sees all operators of this thread, from now on.
+// Sets whether the fallback sees all operators of this thread, from now on.
 void FollowAll(bool all);
 bool FollowsAll();
-// It does, for its life.
+// Makes the fallback see all operators of this thread while it lives.
 class FollowScope {
  public:
   FollowScope() : before_(FollowsAll()) { FollowAll(true); }
@@ -171,14 +173,16 @@ class FollowScope {
   const bool before_;
 };
 
-// Told of each parameter that an operator is about to use, on the operator's
-// thread, before it is pinned and before Begin: this may set another watch.
+// ParameterUses: called for each parameter that an operator is about to use, on
+// the operator's thread, before it is pinned and before Begin; the call may set
+// another watch.
 class ParameterUses {
  public:
   virtual ~ParameterUses() = default;
   virtual void Used(const StorageOwner& owned) = 0;
 };
-// Process-wide, for good; null at first. Not while operators run.
+// Sets the process-wide object, for good; null at first. Do not call it while
+// operators run.
 void SetParameterUses(ParameterUses* uses);
 ParameterUses* CurrentParameterUses();
 

@@ -7,9 +7,9 @@
 // that version"; backward gathers the flat and casts again, to the same bits.
 //
 // Unlike a copy, a recipe does not outlive a change of its parameter: a Step
-// between forward and backward is the version error that it is without a cast.
-// A write into the cast that no version counter sees (through a raw pointer or
-// .data()) is not seen by backward either.
+// between forward and backward gives the version error that it gives without a
+// cast. A write into the cast that no version counter sees (through a raw
+// pointer or .data()) is not seen by backward either.
 //
 // Threads: any.
 #ifndef SHARDING_DISPATCH_SAVED_CASTS_H_
@@ -29,9 +29,9 @@ void RememberCast(const at::Tensor& source, const at::Tensor& cast);
 // What a saved tensor keeps instead of a cast.
 class SavedCast {
  public:
-  // Null unless `tensor` lies in a cast that is remembered, neither the cast
-  // nor its parameter has changed since, and a flat still owns the parameter.
-  // LOCAL.
+  // Makes the recipe of `tensor`. Null unless it lies in a remembered cast,
+  // neither the cast nor its parameter has changed since, and a flat still owns
+  // the parameter. LOCAL.
   static std::unique_ptr<SavedCast> Of(const at::Tensor& tensor);
 
   virtual ~SavedCast() = default;
@@ -39,7 +39,7 @@ class SavedCast {
   // Throws libtorch's version error if the parameter, or the saved tensor, has
   // changed since.
   virtual void CheckVersions() const = 0;
-  // The saved tensor anew, without history. REQUIRES: the flat is pinned.
+  // Makes the saved tensor anew, without history. REQUIRES: the flat is pinned.
   virtual at::Tensor Make() const = 0;
 };
 

@@ -1,13 +1,13 @@
 // Saved tensors that alias a flat: autograd keeps only "which view of which
 // parameter, at which version", and the flat is gathered when backward unpacks
 // it, pinned until the node that asked for it is done (its code may use raw
-// pointers). So backward gathers exactly the flats whose values it needs. Of a
-// parameter's cast to another dtype it keeps no more
+// pointers). So backward gathers exactly the flats whose values it needs. A
+// parameter's cast to another dtype is not kept either
 // (sharding/dispatch/saved_casts.h).
 //
-// Reached through libtorch's default saved-variable hooks, which a subclass of
-// autograd's Engine gives out. With hooks libtorch does not check versions, so
-// these do, with libtorch's own message.
+// This works through libtorch's default saved-variable hooks, which a subclass
+// of autograd's Engine provides. With hooks libtorch does not check versions,
+// so these hooks do, with libtorch's own message.
 #ifndef SHARDING_DISPATCH_SAVED_TENSORS_H_
 #define SHARDING_DISPATCH_SAVED_TENSORS_H_
 
@@ -23,13 +23,14 @@ void InstallSavedTensorHooks();
 // BackwardPins. Call when no backward runs.
 void ReleaseNodePins();
 
-// Backward of ours about to run on this thread: the first graph task that
-// starts is the outermost one. Its id is -1 until then and after Disarm.
+// OutermostTask: lives while this thread runs an engine's Backward; the first
+// graph task that starts is the outermost one. The id is negative until then.
 class OutermostTask {
  public:
   OutermostTask();
   ~OutermostTask();
-  // Id of the outermost graph task of the running Backward; -1 if none runs.
+  // Returns the id of the outermost graph task of the running Backward;
+  // negative if there is none.
   static int64_t id();
 };
 

@@ -1,6 +1,6 @@
-// The tensors of an operator's arguments or results, in order: tensors, and
-// those of lists. An undefined one, and none in a list of optional ones,
-// counts.
+// Visits the tensors of an operator's arguments or results, in order: tensors,
+// and those in lists. Undefined tensors, and `none` in lists of optional
+// tensors, count.
 #ifndef SHARDING_DISPATCH_STACK_TENSORS_H_
 #define SHARDING_DISPATCH_STACK_TENSORS_H_
 
@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// Calls f(tensor, index of the value) for those of the top `n` values.
+// Calls f(tensor, index of the value) for the tensors of the top `n` values.
 template <typename F>
 void ForEachTensorOf(const torch::jit::Stack& stack, size_t n, F&& f) {
   for (size_t i = 0; i < n; ++i) {
@@ -30,7 +30,7 @@ void ForEachTensorOf(const torch::jit::Stack& stack, size_t n, F&& f) {
   }
 }
 
-// Calls f(tensor, index of the value) for those that are defined.
+// Calls f(tensor, index of the value) for the defined tensors.
 template <typename F>
 void ForEachDefinedTensor(const torch::jit::Stack& stack, size_t n, F&& f) {
   ForEachTensorOf(stack, n, [&](const at::Tensor& t, size_t i) {
@@ -38,8 +38,8 @@ void ForEachDefinedTensor(const torch::jit::Stack& stack, size_t n, F&& f) {
   });
 }
 
-// `value` with each tensor replaced by what f(tensor) returns. A list with
-// tensors becomes another list, since others may have it, too.
+// Returns `value` with each tensor replaced by f(tensor). A list of tensors
+// becomes a new list, since others may hold the old one.
 template <typename F>
 c10::IValue WithTensors(const c10::IValue& value, F&& f) {
   if (value.isTensor()) return f(value.toTensor());
@@ -59,8 +59,8 @@ c10::IValue WithTensors(const c10::IValue& value, F&& f) {
   return value;
 }
 
-// Puts what f(tensor, index of the value) returns in the place of each defined
-// tensor of the top `n` values, unless that is undefined.
+// Replaces each defined tensor of the top `n` values by f(tensor, index of the
+// value), unless that is undefined.
 template <typename F>
 void ReplaceTensors(torch::jit::Stack* stack, size_t n, F&& f) {
   for (size_t i = 0; i < n; ++i) {

@@ -1,11 +1,11 @@
-// The fallback behind the tag: sees every operator that receives a tensor which
+// The fallback behind the tag sees every operator that receives a tensor which
 // aliases a flat parameter (flat, for short), pins the operator's flats, lets
-// it run, and marks what it wrote. Registered with libtorch's dispatcher when
-// this library is loaded.
+// it run, and marks what it wrote. It is registered with libtorch's dispatcher
+// when this library is loaded.
 //
-// Order within an operator: all its flats are pinned first (so that gathering
+// The order within an operator is: all its flats are pinned (so that gathering
 // the second cannot free the first), the operator runs, its outputs that alias
-// a flat are tagged, the pins go.
+// a flat are tagged, the pins are released.
 #ifndef SHARDING_DISPATCH_TAG_H_
 #define SHARDING_DISPATCH_TAG_H_
 
@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// Checks that the fallback is this library's: FailedPrecondition where another
+// Checks that the fallback is this library's; FailedPrecondition where another
 // library has taken the dispatch key. LOCAL.
 absl::Status CheckTagFallback();
 

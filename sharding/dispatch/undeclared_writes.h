@@ -1,8 +1,8 @@
-// UndeclaredWrites: with sharding.check_writes, finds the operator that writes
-// a parameter although its schema says of all that it writes, and not of that
-// one. The engine believes the schema: such a write is lost when the unit is
-// freed, or faults where ranks share the working copy
-// (base/memory/write_faults.h). Compares the bytes of before and after.
+// UndeclaredWrites: finds, with sharding.check_writes, operators that write a
+// parameter although their schema does not declare that write. The engine
+// trusts the schema: such a write is lost when the unit is freed, or faults
+// where ranks share the working copy (base/memory/write_faults.h). Bytes before
+// and after the operator are compared.
 #ifndef SHARDING_DISPATCH_UNDECLARED_WRITES_H_
 #define SHARDING_DISPATCH_UNDECLARED_WRITES_H_
 
@@ -17,11 +17,13 @@ namespace tessera {
 
 class UndeclaredWrites {
  public:
-  // Before the operator runs. REQUIRES: pinned, until Check. LOCAL, O(P).
+  // Notes the bytes of a flat before the operator runs. REQUIRES: the flat is
+  // pinned until Check. LOCAL, O(P).
   void Watch(const std::shared_ptr<FlatParameter>& flat);
-  // After it: throws FailedPrecondition (StatusException) that names the first
-  // parameter that was changed, unless an operator within said that it writes
-  // the flat. LOCAL; nothing where nothing is watched.
+  // Compares after the operator: throws FailedPrecondition (StatusException)
+  // with the first parameter that was changed, unless an operator within
+  // declared that it writes the flat. LOCAL; does nothing where nothing is
+  // watched.
   void Check(const std::string& name) const;
 
  private:

@@ -2,10 +2,10 @@
 //
 // Every parameter keeps its own TensorImpl, sizes, strides and StorageImpl;
 // only the StorageImpl's pointer is moved into the flat buffer while the flat
-// is whole, and taken away while it is freed. Parameters that share a storage
-// go on sharing it. Where the working dtype is another than the parameters'
-// was, they get new StorageImpls until GiveBack, and an alias of the old ones
-// throws.
+// is whole, and cleared while it is freed. Parameters that share a storage
+// continue to share it. Where the working dtype differs from the parameters'
+// original one, they get new StorageImpls until GiveBack, and an alias of the
+// old ones throws.
 //
 // Threads: outside order (FlatParameter's mutex), except for all().
 #ifndef SHARDING_FLAT_FLAT_STORAGES_H_
@@ -28,30 +28,30 @@ class FlatStorages {
   explicit FlatStorages(const FlatDescription* flat);
 
   // Calls `take` with each slot's number and values, which are elements of the
-  // original dtype, and drops its memory: an access throws `error_of` its first
-  // parameter's name from here on. COLLECTIVE for parameters under construction
-  // (sharding/construct/construction.h), else LOCAL and OK.
+  // original dtype, and drops its memory: from here on an access throws
+  // error_of(name of its first parameter). COLLECTIVE for parameters under
+  // construction (sharding/construct/construction.h), else LOCAL and OK.
   absl::Status TakeOver(
       const std::function<void(int slot, const at::Tensor& values)>& take,
       const std::function<std::string(const std::string& parameter)>& error_of);
-  // The storages lie in `whole`, or nowhere if that is undefined. Nothing if
-  // they do so already: what is hidden stays hidden then.
+  // Points the storages into `whole`, or nowhere if that is undefined. Does
+  // nothing if they are there already: hidden storages stay hidden then.
   void Follow(const FlatBuffer& whole);
-  // The same, and accesses see what lies there.
+  // Points the storages into `whole` and makes accesses see its values.
   void Show(const FlatBuffer& whole);
-  // They lie nowhere: accesses throw.
+  // Points the storages nowhere: accesses throw.
   void Unpoint();
-  // Accesses throw, as if there were no memory.
+  // Makes accesses throw, as if there were no memory.
   void Hide();
   // Gives every parameter plain memory of its own with these values, [P], in
   // the original dtype, and forgets it. Throws.
   void GiveBack(const at::Tensor& values);
-  // An access says for good that the engine ended without Close.
+  // Makes accesses throw for good, saying that the engine ended without Close.
   void Abandon();
 
-  // Their dtype is another than it was.
+  // Whether their dtype was changed.
   bool converted() const { return !originals_.empty(); }
-  // In slot order; those of TakeOver from then on.
+  // The storages in slot order; constant from TakeOver on.
   const std::vector<c10::intrusive_ptr<c10::StorageImpl>>& all() const {
     return storages_;
   }
@@ -64,10 +64,10 @@ class FlatStorages {
 
   const FlatDescription& flat_;
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> storages_;
-  // What the parameters lay in before, where their dtype was changed.
+  // The parameters' original storages, where their dtype was changed.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> originals_;
   std::vector<at::ScalarType> original_dtypes_;  // one per slot
-  const char* at_ = nullptr;  // where the flat buffer begins in which they lie
+  const char* at_ = nullptr;  // begin of the flat buffer that they lie in
 };
 
 }  // namespace tessera

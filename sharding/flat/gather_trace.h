@@ -1,4 +1,4 @@
-// GatherTrace: a gather on its way, for the trace of a run.
+// GatherTrace: records a gather for the trace of a run.
 #ifndef SHARDING_FLAT_GATHER_TRACE_H_
 #define SHARDING_FLAT_GATHER_TRACE_H_
 
@@ -9,9 +9,9 @@ namespace tessera {
 
 class GatherTrace {
  public:
-  // `ahead`: before it was asked for.
+  // A gather begins; `ahead`: before it was asked for.
   void Begin(bool ahead);
-  // Its values are taken.
+  // The gather has ended.
   void End(const std::string& unit, int64_t bytes);
 
  private:

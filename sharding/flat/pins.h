@@ -1,5 +1,5 @@
-// Where uses begin: each is told to the schedule first, which may gather this
-// flat and others and free others, and is pinned then.
+// Begins uses of flats: the schedule learns of each use first, and may gather
+// this flat and others and free others; then the flat is pinned.
 #ifndef SHARDING_FLAT_PINS_H_
 #define SHARDING_FLAT_PINS_H_
 
@@ -12,11 +12,11 @@
 
 namespace tessera {
 
-// Pins the flat for a use, until FlatParameter::Unpin. Contract and errors of
-// FlatParameter::Pin.
+// Pins the flat for a use, until FlatParameter::Unpin. Contract and errors are
+// FlatParameter::Pin's.
 absl::Status PinForUse(FlatParameter* flat);
 
-// Pins of one scope, released at its end.
+// PinSet: the pins of one scope, released at its end.
 class PinSet {
  public:
   PinSet() = default;
@@ -31,8 +31,8 @@ class PinSet {
  private:
   bool Holds(const FlatParameter* flat);
 
-  // Of most operators so few that looking at each is the fastest; of one that
-  // takes a list of all parameters so many that it is not.
+  // Up to so many flats, looking at each is fastest, which holds for most
+  // operators; not for one that takes a list of all parameters.
   static constexpr size_t kFew = 8;
   absl::InlinedVector<std::shared_ptr<FlatParameter>, 2> flats_;
   absl::flat_hash_set<const FlatParameter*> many_;  // flats_, beyond kFew

@@ -1,16 +1,16 @@
 // PlacedWrites: what operators wrote into the parameters of one flat at places
 // that depend on their input: rows that an index names, elements of a mask, a
 // part of a parameter. nn::Embedding with max_norm does so in each forward.
-// With other input on each rank the ranks' parameters are no longer the same,
-// and below stage 3 nothing would say so. So the bytes of such a parameter
-// before the first of these writes are compared with those at the next border
-// (its working copy is given up, or a backward ends); fingerprints of what has
-// changed are compared over ranks.
+// Where ranks have different input, their parameters would diverge, and below
+// stage 3 unnoticed. So the bytes of such a parameter before the first of these
+// writes are compared with those at the next border (its working copy is given
+// up, or a backward ends), and fingerprints of the changes are compared over
+// ranks.
 //
-// Costs two passes over the written parameter, and on a device a wait for it.
-// Of other writes it is only known that there were some: a rank that has made
-// any may have what the others have, by a collective or a copy, so that nothing
-// is said of such a parameter.
+// This costs two passes over the written parameter, and on a device a wait for
+// it. Of other writes it is only known that there were some. They may have
+// given a rank the values of the others, by a collective or a copy, so a
+// parameter with such writes is not compared.
 //
 // Threads: outside order (FlatParameter's mutex).
 #ifndef SHARDING_FLAT_PLACED_WRITES_H_
@@ -30,14 +30,14 @@ namespace tessera {
 
 class PlacedWrites {
  public:
-  // `op` is about to write the storage in `slot`, of which `whole` has the
-  // values; "": something does so at no places of its own. LOCAL.
+  // Notes that `op` is about to write the storage in `slot`, whose values are
+  // in `whole`; "": a write that is not a placed one. LOCAL.
   void Note(const FlatDescription& flat, const FlatBuffer& whole, int slot,
             absl::string_view op);
-  // `whole` has what was written. LOCAL.
+  // Compares with `whole`, which has the written values. LOCAL.
   void Close(const FlatDescription& flat, const FlatBuffer& whole);
-  // What has changed since the last call, as text for ComparePlacedWrites; ""
-  // if nothing has. REQUIRES: Close.
+  // Returns the changes since the last call, as text for ComparePlacedWrites;
+  // "" if there are none. REQUIRES: Close.
   std::string Take(const FlatDescription& flat);
   void Clear() { entries_.clear(); }
 
@@ -46,7 +46,8 @@ class PlacedWrites {
     int slot = 0;
     std::string op;  // the first
     bool open = false;
-    // What the writes made of what; an update in between begins anew.
+    // Fingerprints before and after the writes; an update in between begins
+    // anew.
     uint64_t before = 0, after = 0;
     uint64_t changes = 0;  // up to `before`; 0: there are none
     void Fold();
@@ -54,9 +55,9 @@ class PlacedWrites {
   std::vector<Entry> entries_;
 };
 
-// By rank, what Take gave of all flats in order. FailedPrecondition names the
-// first parameter of which ranks have written different values, and where that
-// was found.
+// Compares, by rank, what Take returned for all flats in order.
+// FailedPrecondition names the first parameter to which ranks have written
+// different values, and where that was found.
 absl::Status ComparePlacedWrites(absl::Span<const absl::string_view> all,
                                  absl::string_view where);
 

@@ -1,5 +1,5 @@
-// Registry: which flat parameter a storage belongs to, over all engines of the
-// process. It knows flat parameters by name only.
+// Registry: finds the flat parameter that a storage belongs to, over all
+// engines of the process. It knows flat parameters by name only.
 //
 // Threads: any; lookups take a shared lock.
 #ifndef SHARDING_FLAT_REGISTRY_H_
@@ -19,7 +19,7 @@ namespace tessera {
 class FlatParameter;  // sharding/flat/flat_parameter.h
 
 struct StorageOwner {
-  std::shared_ptr<FlatParameter> flat;  // null: the storage is nobody's
+  std::shared_ptr<FlatParameter> flat;  // null: no flat owns the storage
   int slot = 0;
   const std::string* name = nullptr;  // lives as long as `flat`
   explicit operator bool() const { return flat != nullptr; }
@@ -32,10 +32,11 @@ class Registry {
   static Registry& Global();
 
   void Add(const c10::StorageImpl* storage, StorageOwner owner);
-  // Nothing if it was not added.
+  // Removes an entry, if it was added.
   void Remove(const c10::StorageImpl* storage);
   StorageOwner Find(const c10::StorageImpl* storage) const;
-  // Of a tensor that may be undefined or without storage.
+  // Finds the owner of a tensor's storage; the tensor may be undefined or
+  // without storage.
   StorageOwner Find(const at::Tensor& tensor) const;
   bool empty() const { return size_.load(std::memory_order_relaxed) == 0; }
 

@@ -1,5 +1,6 @@
-// Schedule: which flat parameters are whole, of those that can be freed:
-// gathered ahead of their use, freed right after their last one.
+// Schedule: decides which flat parameters are whole, of those that can be
+// freed: they are gathered ahead of their use and freed right after their last
+// one.
 //
 // Every flat's use is recorded (sharding/flat/touch_history.h); the record says
 // what comes next. When the use moves from one flat to another,
@@ -36,19 +37,19 @@
 
 namespace tessera {
 
-// What a schedule gathers and frees: a flat parameter whose working copy can be
-// freed. Threads: any.
+// Gatherable: what a schedule gathers and frees: a flat parameter whose working
+// copy can be freed. Threads: any.
 class Gatherable {
  public:
   virtual int64_t whole_numel() const = 0;
-  // Whole, or on its way to be.
+  // Whether it is whole, or being gathered.
   virtual bool whole() const = 0;
-  // Starts the gather, for the next pin to wait for; nothing if it is whole.
-  // `ahead`: before it is asked for. ASYNC. An error is the pin's.
+  // Starts the gather, which the next pin waits for; does nothing if it is
+  // whole. `ahead`: before it is asked for. ASYNC. The pin returns an error.
   virtual void StartGather(bool ahead) = 0;
   // Frees it; false if it is pinned. LOCAL.
   virtual bool TryFree() = 0;
-  // The same, now or when the last pin goes.
+  // Frees it now, or when the last pin is released.
   virtual void FreeWhenUnpinned() = 0;
   // Forgets what a forward left for its backward besides the shard. LOCAL.
   virtual void DropSecondary() = 0;
@@ -57,7 +58,7 @@ class Gatherable {
   ~Gatherable() = default;
 };
 
-// In elements, over all flats of one engine.
+// Limits of a schedule, in elements, over all flats of one engine.
 struct ScheduleOptions {
   bool overlap = true;  // false: gathers wait at once, nothing is prefetched
   int64_t prefetch = 50'000'000;
@@ -75,20 +76,22 @@ class Schedule {
  public:
   explicit Schedule(ScheduleOptions options) : options_(options) {}
 
-  // Those that can be freed, in order. Before the first use.
+  // Sets the flats that can be freed, in order. Call it before the first use.
   void Start(std::vector<Gatherable*> flats);
 
-  // `flat` is about to be pinned: in a backward, if the thread runs one.
+  // Records that `flat` is about to be pinned; in a backward, if the thread
+  // runs one.
   void Touch(Gatherable* flat);
-  // The same, for who replays touches of before.
+  // Records a touch in the given phase, for callers that replay earlier
+  // touches.
   void Touch(Gatherable* flat, Phase phase);
-  // `flat` will not be used again; it may be destroyed.
+  // Forgets `flat`, which will not be used again and may be destroyed.
   void Forget(Gatherable* flat);
-  // The end of a backward, a step: frees every flat that is not pinned.
+  // Ends a backward or a step: frees every flat that is not pinned.
   void EndPass();
 
-  // When `flat` is touched in `phase`, `next` are wanted, in that order,
-  // instead of what the record says; nothing if empty.
+  // Makes `next` wanted, in that order, when `flat` is touched in `phase`,
+  // instead of what the record says; nothing is wanted if it is empty.
   void SetPrefetch(Gatherable* flat, Phase phase,
                    std::vector<Gatherable*> next);
   // Overrides ScheduleOptions::reshard_after_forward for one flat.
@@ -96,8 +99,8 @@ class Schedule {
 
   int64_t max_live() const { return options_.max_live; }
   bool free_after_use() const { return options_.max_live == 0; }
-  // Elements that are whole, or on their way to be: counted by those that make
-  // them so.
+  // Counts the elements that are whole or being gathered; those who gather them
+  // update it.
   std::atomic<int64_t>* live_counter() { return &live_; }
   int64_t live() const { return live_; }
 
@@ -105,8 +108,8 @@ class Schedule {
   struct Entry {
     int index = 0;
     bool reshard_after_forward = true;
-    // Until it is used or a border comes, whatever the record says: for its
-    // backward, or since a list asked for it.
+    // It stays whole until it is used or a border comes, whatever the record
+    // says: for its backward, or because a list asked for it.
     bool stays = false;
     // By phase; null: as recorded.
     std::unique_ptr<std::vector<Gatherable*>> prefetch[2];
@@ -134,7 +137,7 @@ class Schedule {
   std::vector<Gatherable*> flats_ ABSL_GUARDED_BY(mutex_);  // null: forgotten
   absl::flat_hash_map<Gatherable*, Entry> entries_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<TouchHistory> history_ ABSL_GUARDED_BY(mutex_);
-  // Whole or being gathered, the longest unused first.
+  // Flats that are whole or being gathered, least recently used first.
   std::vector<Gatherable*> whole_ ABSL_GUARDED_BY(mutex_);
 };
 

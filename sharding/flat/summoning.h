@@ -1,9 +1,10 @@
-// Summoning: a flat parameter that Engine::Summon (engine/values/summoned.h)
-// holds whole, to be written to by any means, and what was written kept or
-// taken back. A view of the flat, without state of its own.
+// Summoning: holds a flat parameter whole for Engine::Summon
+// (engine/values/summoned.h), to be written to by any means, and keeps or
+// discards what was written. It is a view of the flat, without state of its
+// own.
 //
-// REQUIRES of all: FlatParameter::PrepareUpdate before Begin or BeginElsewhere,
-// so that nothing else was written.
+// REQUIRES, for all calls: FlatParameter::PrepareUpdate before Begin or
+// BeginElsewhere, so that nothing else was written.
 //
 // Threads: any.
 #ifndef SHARDING_FLAT_SUMMONING_H_
@@ -18,29 +19,31 @@ class Summoning {
  public:
   explicit Summoning(FlatParameter* flat) : flat_(*flat) {}
 
-  // Pins the flat and lets it be written to. COLLECTIVE as Pin. On an error
+  // Pins the flat and allows writes to it. COLLECTIVE where Pin is. On an error
   // nothing is held.
   absl::Status Begin();
-  // FailedPrecondition if somebody else holds it, too. LOCAL.
+  // Returns FailedPrecondition if something else holds the flat, too. LOCAL.
   absl::Status CheckAlone();
-  // Ends what Begin began; the next update takes what was written, or the
-  // values are those of before. LOCAL.
+  // Ends what Begin began: the next update takes what was written, or the old
+  // values are restored. LOCAL.
   void End(bool keep_writes);
 
-  // `rank` alone will hold it: takes part in the gather that it needs, if it
-  // needs others; the flat cannot be pinned here then. COLLECTIVE as Pin.
+  // Takes part in the gather of `rank`, which alone will hold the flat, if it
+  // needs other ranks; the flat cannot be pinned here then. COLLECTIVE where
+  // Pin is.
   absl::Status BeginElsewhere(int rank);
-  // Ends that.
+  // Ends what BeginElsewhere began.
   void EndElsewhere();
-  // Where another rank held it: memory for BroadcastWritten, and that nobody
-  // holds the flat. LOCAL. ResourceExhausted, FailedPrecondition.
+  // Takes memory for BroadcastWritten where another rank held the flat, and
+  // checks that nobody holds it here. LOCAL. ResourceExhausted,
+  // FailedPrecondition.
   absl::Status PrepareReceive();
-  // After PrepareReceive, if BroadcastWritten is not to be. LOCAL.
+  // Undoes PrepareReceive, if there will be no BroadcastWritten. LOCAL.
   void DropReceived();
 
-  // `root`'s values become those of all ranks of all shard groups, by which
-  // `root` is numbered, as if all had written them: for the next update to
-  // take. COLLECTIVE. An error is the group's end.
+  // Makes `root`'s values those of all ranks of all shard groups, as if all had
+  // written them; the next update takes them. `root` is numbered over all these
+  // ranks. COLLECTIVE. After an error the group is unusable.
   absl::Status BroadcastWritten(int root);
 
  private:

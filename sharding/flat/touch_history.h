@@ -1,5 +1,5 @@
-// TouchHistory: in which order flats were used, forward and backward, and from
-// that what comes next.
+// TouchHistory: records the order in which flats were used, forward and
+// backward, and predicts what comes next.
 //
 // There is no recorded "step" to replay: evaluation, sampling, two forwards or
 // a checkpoint's recomputation may come at any time. Instead every touch is
@@ -27,7 +27,7 @@ namespace tessera {
 
 class TouchHistory {
  public:
-  // A border that is no flat: the end of a backward, a step.
+  // A border in the place of a flat: the end of a backward or a step.
   static constexpr int kBorder = -1;
   static constexpr int kUnknown = -2;
 
@@ -64,7 +64,7 @@ class TouchHistory {
   static int FlatOf(int touch) { return touch < 0 ? touch : touch / 2; }
 
   std::vector<int> touches_;  // flat * 2 + backward, or kBorder
-  // By context: where it ended last.
+  // For each context, where it ended last.
   std::unordered_map<uint64_t, size_t> index_[4];
   size_t place_ = kNone;  // looks like the last touch
 };

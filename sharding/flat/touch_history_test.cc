@@ -43,7 +43,7 @@ TEST(TouchHistory, ReplaysTheLastStep) {
   EXPECT_THAT(Next(history, 3), ElementsAre(0, 1, 2));
 }
 
-// The same flat at two places of a step: what came before tells them apart.
+// One flat is used at two places of a step: what came before tells them apart.
 TEST(TouchHistory, TellsPlacesApartByWhatCameBefore) {
   TouchHistory history({1, 1, 1, 1});
   const std::vector<int> step = {3, 0, 1, 3, 2, kBorder};

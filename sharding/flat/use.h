@@ -1,14 +1,14 @@
 // Use: keeps parameters whole for as long as it lives.
 //
 // Code that reads a parameter through a raw pointer, outside of any operator,
-// meets an error that names the parameter while its unit is freed. One line
+// gets an error that names the parameter while its unit is freed. One line
 // fixes it:
 //
 //   auto pin = tessera::Use(w);
 //   Kernel(x.data_ptr<float>(), w.data_ptr<float>());
 //
-// So in a module's constructor under ConstructSharded, around an accessor that
-// is used while operators run, or after some of them.
+// A module's constructor under ConstructSharded needs it around an accessor
+// that is used while operators run, or after some of them.
 //
 // A write through the pointer is kept: make the same one on all ranks. End the
 // scope before Step, LoadCheckpoint or Close, which refuse otherwise. Where

@@ -1,5 +1,5 @@
-// UserWrites: what a program has written into the working copy of one flat
-// since the engine took it over last.
+// UserWrites: tracks what a program has written into the working copy of one
+// flat since the engine last took its writes over.
 //
 // Threads: any.
 #ifndef SHARDING_FLAT_USER_WRITES_H_
@@ -19,17 +19,18 @@ namespace tessera {
 
 class UserWrites {
  public:
-  // A write is about to begin.
+  // Counts a write that is about to begin.
   void Prepare() { prepared_.fetch_add(1, std::memory_order_relaxed); }
   // Calls of Prepare so far.
   int64_t prepared() const { return prepared_; }
 
-  // The whole copy was written to, and its owners' parts do not have it.
+  // Whether the whole copy was written to and its owners' parts do not have
+  // that yet.
   bool dirty() const { return dirty_; }
   void SetDirty(bool dirty) { dirty_.store(dirty, std::memory_order_relaxed); }
   bool TakeDirty() { return dirty_.exchange(false); }
 
-  // PlacedWrites (sharding/flat/placed_writes.h).
+  // Calls of PlacedWrites (sharding/flat/placed_writes.h).
   void NotePlaced(const FlatDescription& flat, const FlatBuffer& whole,
                   int slot, const std::string& op);
   // `whole` has what was written, if it is not null.
@@ -37,13 +38,13 @@ class UserWrites {
   bool has_placed() const { return has_placed_; }
   void ClearPlaced();
 
-  // `whole` goes to the owners' parts. With FlatParameterOptions::check_writes
-  // its fingerprint is kept.
+  // Notes that `whole` is taken over by the owners' parts; with
+  // FlatParameterOptions::check_writes keeps its fingerprint.
   void TakeOver(const FlatDescription& flat, const FlatBuffer& whole);
-  // A write has been taken over since the last call.
+  // Whether a write has been taken over since the last call.
   bool TakeTakenOver() { return taken_over_.exchange(false); }
-  // A fingerprint of what was taken over since the last call, 0 if none; the
-  // same on ranks that wrote the same.
+  // Returns a fingerprint of what was taken over since the last call, 0 if
+  // nothing; identical on ranks that wrote the same.
   uint64_t TakeFingerprint();
 
  private:

@@ -1,5 +1,5 @@
-// Whole parameters, and what belongs to them (gradients, optimizer states), out
-// of buffers of which every rank holds its part of a flat, and back.
+// Makes whole parameters, gradients or optimizer states from buffers of which
+// every rank holds its part of a flat, and writes them back.
 #ifndef SHARDING_FLAT_WHOLE_VALUES_H_
 #define SHARDING_FLAT_WHOLE_VALUES_H_
 
@@ -11,15 +11,15 @@
 
 namespace tessera {
 
-// All ranks' `owned` together, [P]. `owned`: [flat.owned()], of any dtype.
-// `what` names it in messages: "masters". COLLECTIVE where the flat's optimizer
-// is sharded. ResourceExhausted.
+// Gathers all ranks' `owned` into one buffer, [P]. `owned`: [flat.owned()], of
+// any dtype. `what` names it in messages: "masters". COLLECTIVE where the
+// flat's optimizer is sharded. ResourceExhausted.
 absl::StatusOr<FlatBuffer> GatherWhole(const FlatDescription& flat,
                                        const at::Tensor& owned,
                                        absl::string_view what);
 
-// The parameter's place in a flat buffer [P], in its own shape; complex where
-// the parameter is. Not a copy. LOCAL.
+// Returns a view of the parameter's place in a flat buffer [P], in its own
+// shape; complex where the parameter is. LOCAL.
 at::Tensor PlaceIn(const FlatBuffer& buffer, const FlatDescription& flat,
                    int parameter);
 

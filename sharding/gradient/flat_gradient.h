@@ -1,16 +1,16 @@
-// FlatGradient: the gradient of one flat parameter, from what hooks bring to
-// the owner's slice of the mean over ranks.
+// FlatGradient: the gradient of one flat parameter, from its arrival in hooks
+// to the owner's slice of the mean over ranks.
 //
 //                     stage 0       stage 1         stages 2, 3
 //   local flat        [P] kept      [P] kept        [P] until it is reduced
 //   reduced           in local      own slice of it [S] from there to Zero
 //   accumulating      + [P]         + [S]           + [S] during backward
 //
-// The local flat is of the reduce dtype, or while micro-batches are added up in
-// it before they are reduced of the wider of that and the gradient dtype. The
-// reduced one is of the gradient dtype (that of the masters, or a smaller one);
-// where that is not the reduce dtype it has memory of its own at every stage.
-// What is added to it is added in the master dtype and rounded once.
+// The local flat has the reduce dtype or, while micro-batches are added up in
+// it before they are reduced, the wider of that and the gradient dtype. The
+// reduced gradient has the gradient dtype (the masters', or a smaller one);
+// where that is not the reduce dtype, it has memory of its own at every stage.
+// Sums are added to it in the master dtype and rounded once.
 //
 // A micro-batch goes
 //
@@ -19,10 +19,10 @@
 //   DropMicroBatch
 //
 // (sharding/gradient/reduction.h makes the calls between Add and Commit). Until
-// Commit nothing of it has touched the step's gradient, so it can be dropped at
+// Commit the step's gradient is unchanged, so the micro-batch can be dropped at
 // any point.
 //
-// What becomes of one parameter's gradient within a micro-batch:
+// The states of one parameter's gradient within a micro-batch are:
 //
 //             Add                     Add, partial
 //   kAbsent -----------> kPlaced ------------------> kPlacedAndPartial
@@ -51,15 +51,15 @@ namespace tessera {
 
 class FlatGradient {
  public:
-  // `expected[i]`: parameter i of the flat is expected to get a gradient; the
-  // same on all ranks.
+  // `expected[i]`: whether parameter i of the flat is expected to get a
+  // gradient; identical on all ranks.
   FlatGradient(std::shared_ptr<FlatParameter> flat,
                const std::vector<bool>& expected);
 
   // What to do with a gradient that arrives.
   enum class Arrival : uint8_t {
     kAdd,                // to the local flat gradient, in the reduce dtype
-    kAccumulateLocally,  // the same, in the wider of it and gradient_dtype()
+    kAccumulateLocally,  // to it in the wider of that and gradient_dtype()
     kZero,               // counts as arrived, with zeros
   };
   // Adds a gradient of this micro-batch to the local flat gradient (the first
@@ -69,39 +69,43 @@ class FlatGradient {
   // libtorch does, until Fold. Dense or sparse, any dtype. LOCAL.
   absl::Status Add(int parameter, const at::Tensor& gradient, Arrival how,
                    bool partial);
-  // The backward of a micro-batch that stays on this rank is over. LOCAL.
+  // Adds partial gradients to their places: the backward of a micro-batch that
+  // stays on this rank is over. LOCAL.
   absl::Status Fold();
-  // A backward begins: what came before is no arrival of it. `may_nest`: it may
-  // start others within itself.
+  // Begins a backward: gradients that came before do not count as its arrivals.
+  // `may_nest`: it may start others within itself.
   void Begin(bool may_nest);
-  // More may come after every parameter has arrived: complete only at the end.
+  // Makes it complete only at the end, since more may come after every
+  // parameter has arrived.
   void SetLate() { late_ = true; }
   bool late() const { return late_; }
 
   bool AnyExpected() const { return num_expected_ > 0; }
-  // Every expected parameter has arrived in this backward, and nothing hints at
-  // more to come.
+  // Whether every expected parameter has arrived in this backward and no more
+  // can come.
   bool Complete() const { return num_missing_ == 0 && !late_; }
 
-  // The local flat gradient [P] in the reduce dtype, divided by `predivide`;
-  // what did not arrive is zero. Gradients that come from now on are held.
+  // Returns the local flat gradient [P] in the reduce dtype, divided by
+  // `predivide`; what did not arrive is zero. Gradients that arrive from now on
+  // are held.
   absl::StatusOr<at::Tensor> Outgoing(double predivide);
-  // The same of what was held, after Commit: what the agreement found on some
-  // rank, zero where this one held nothing. Forgets the sums of before. LOCAL.
-  // ResourceExhausted.
+  // Returns the held gradients in the same form, after Commit, if the agreement
+  // found some on any rank; zero where this rank held nothing. Forgets the
+  // earlier sums. LOCAL. ResourceExhausted.
   absl::StatusOr<at::Tensor> OutgoingHeld(double predivide);
-  // What either gave was copied and is not read any more. LOCAL.
+  // Drops what Outgoing or OutgoingHeld returned: it was copied and is not read
+  // any more. LOCAL.
   void DropOutgoing();
-  // Where the sums over ranks of the owned slice of `whole`, which either gave,
-  // had best be written, [owned] of the reduce dtype: for TakeSums.
-  // LOCAL. ResourceExhausted.
+  // Returns the best place for the sums over ranks of the owned slice of
+  // `whole`, which Outgoing or OutgoingHeld returned: [owned] of the reduce
+  // dtype, for TakeSums. LOCAL. ResourceExhausted.
   absl::StatusOr<at::Tensor> PlaceOfSums(const at::Tensor& whole);
-  // These sums, copied or in place; the mean is sums / divisor.
+  // Takes the sums, copied or in place; the mean is sums / divisor.
   absl::Status TakeSums(const at::Tensor& sums, double divisor);
-  // Adds the sums to the step's gradient, of those parameters that some rank
-  // had (the agreement of all): that arrived, or that were held. LOCAL.
+  // Adds the sums to the step's gradient, for the parameters that some rank had
+  // by the agreement: arrived ones, or held ones. LOCAL.
   absl::Status Commit(const std::vector<bool>& had);
-  // Forgets the micro-batch, whatever came of it.
+  // Forgets the micro-batch, whatever its state.
   void DropMicroBatch();
   // Forgets the step's gradient too.
   void Zero();
@@ -115,43 +119,44 @@ class FlatGradient {
     return parameters_[parameter].held.defined();
   }
   void set_expected(const std::vector<bool>& expected);
-  // Some rank had a gradient for it since Zero; the same on all ranks.
+  // Whether some rank had a gradient for the parameter since Zero; identical on
+  // all ranks.
   bool has_gradient(size_t parameter) const {
     return parameters_[parameter].in_step;
   }
-  // The same of all parameters, and of those that are expected to.
+  // By parameter: has_gradient, and whether a gradient is expected.
   std::vector<bool> has_gradient() const;
   std::vector<bool> expected() const;
   bool has_step_gradient() const {
     return in_place_ || reduced_.defined() || is_stored_;
   }
-  // This rank's slice of the step's gradient, [owned] of gradient_dtype(); only
-  // ranges of parameters with has_gradient hold one. Undefined if there is
-  // none. REQUIRES: Raise, where it may lie elsewhere
+  // Returns this rank's slice of the step's gradient, [owned] of
+  // gradient_dtype(); only ranges of parameters with has_gradient are valid.
+  // Undefined if there is none. REQUIRES: Raise, where it may be offloaded
   // (FlatParameterOptions::gradients).
   at::Tensor owned() const;
-  // The same, or where the step has none yet what it will be when this
+  // As owned(); where the step has no gradient yet, what it will be when this
   // micro-batch is committed. REQUIRES: TakeSums.
   at::Tensor coming() const;
-  // It is in memory while what this returns is there. LOCAL.
+  // Keeps the step's gradient in memory while the result lives. LOCAL.
   absl::StatusOr<Raised> Raise() const;
-  // The same, for who changes it.
+  // As Raise, for callers that change the gradient.
   absl::StatusOr<Raised> RaiseToChange();
-  // The same, given away: there is none from then on. Undefined where it lies
-  // elsewhere: it is read there until the flat is updated. REQUIRES: stages 2
-  // and 3.
+  // Gives away the step's gradient: there is none from then on. Undefined where
+  // it is offloaded: it is read there until the flat is updated. REQUIRES:
+  // stages 2 and 3.
   FlatBuffer TakeStepGradient();
-  // Where the step's gradient lies, if that is elsewhere; else null.
+  // Returns where the step's gradient lies if it is offloaded; else null.
   TieredBuffer* elsewhere() const { return is_stored_ ? &stored() : nullptr; }
-  // There is a step's gradient, to which sums are added; else they become it.
+  // Whether there is a step's gradient, to which sums are added; else they
+  // become it.
   bool accumulating() const;
-  // What TakeSums has sent elsewhere is there, and no longer in memory.
-  // LOCAL.
+  // Waits until what TakeSums offloads is written, and frees its memory. LOCAL.
   absl::Status FinishStore();
-  // The whole gradient of a parameter, in its shape and the master dtype;
-  // undefined without one. COLLECTIVE.
+  // Returns the whole gradient of a parameter, in its shape and the master
+  // dtype; undefined without one. COLLECTIVE.
   absl::StatusOr<at::Tensor> Whole(int parameter) const;
-  // Bytes that the step's gradient takes, from Backward to Step.
+  // Returns the bytes that the step's gradient takes, from Backward to Step.
   int64_t resident_bytes() const;
 
  private:
@@ -163,12 +168,12 @@ class FlatGradient {
     kPlacedAndPartial,  // in its place, and `partial` is to be added
   };
   struct ParameterGradient {
-    // From one micro-batch to the next.
-    bool expected = false;  // as the constructor was told
+    // These last from one micro-batch to the next.
+    bool expected = false;  // see the constructor and set_expected
     bool in_step = false;   // the step's gradient has one
-    // In the backward that runs (a micro-batch may have several).
+    // It arrived in the running backward (a micro-batch may have several).
     bool seen = false;
-    // In this micro-batch.
+    // These are of this micro-batch.
     State state = State::kAbsent;
     Arrival partial_how = Arrival::kAdd;
     at::Tensor partial;  // sum so far, in the gradients' own dtype
@@ -181,7 +186,7 @@ class FlatGradient {
 
   static size_t Index(int parameter) { return static_cast<size_t>(parameter); }
   ParameterGradient& At(int parameter) { return parameters_[Index(parameter)]; }
-  // What Add does, by what it finds.
+  // The cases of Add.
   void AddHeld(ParameterGradient* p, const at::Tensor& gradient, Arrival how);
   void AddPartial(ParameterGradient* p, const at::Tensor& gradient,
                   Arrival how);
@@ -191,7 +196,7 @@ class FlatGradient {
   absl::Status WritePlace(int parameter, const at::Tensor& gradient,
                           bool first);
 
-  // Fold of small ones of a device, all at once.
+  // Folds the small partial gradients of a device all at once.
   absl::Status FoldSmall();
 
   bool AnyArrived() const;
@@ -201,13 +206,15 @@ class FlatGradient {
   absl::Status EnsureReduced(Fill fill);
   at::ScalarType DtypeOf(Arrival how) const;
   bool LiesLikeItsPlace(int parameter, const at::Tensor& gradient) const;
-  // The parameter's place in a flat buffer [P], in its own shape.
+  // Returns the parameter's place in a flat buffer [P], in its own shape.
   at::Tensor PlaceIn(const FlatBuffer& buffer, int parameter) const;
-  // step's gradient (+)= the slices of `mean`, [owned], of those that had one.
+  // Adds the slices of `mean`, [owned], of the parameters in `had` to the
+  // step's gradient, or sets it.
   void Accumulate(const std::vector<bool>& had, const at::Tensor& mean);
-  // In the master dtype.
+  // Returns the mean in the master dtype.
   at::Tensor Mean(const at::Tensor& sums, double divisor) const;
-  // `mean`: of gradient_dtype(), [owned]; may be `sums`.
+  // Writes sums / divisor to `mean`, [owned] of gradient_dtype(), which may be
+  // `sums`.
   void Divide(const at::Tensor& sums, double divisor,
               const at::Tensor& mean) const;
   absl::Status StartStore();

@@ -219,8 +219,9 @@ absl::Status Gradients::FinishStoring() {
   return status;
 }
 
-// Of those that are being stored: where that is there, or is nothing to be
-// done.
+// Calls MicroBatch::reduced for the flats of storing_ whose sums become the
+// step's gradient without further work: those in memory, or with `stored` those
+// on a disk.
 void Gradients::TellReduced(bool stored) {
   if (!runs() || running().reduced == nullptr) return;
   for (FlatGradient* flat : storing_) {

@@ -1,4 +1,4 @@
-// Gradients: the way of all gradients from autograd to the owners' shards.
+// Gradients: brings all gradients from autograd to the owners' shards.
 //
 //   hook on a parameter  its gradient goes to its place in the local flat
 //                        gradient [P] of its flat parameter (flat, for short)
@@ -6,7 +6,7 @@
 //   end of backward      agreement of all ranks; added to the gradients of the
 //                        step's earlier micro-batches
 //
-// A bucket is a flat, or neighbouring small flats together.
+// A bucket is a flat, or several small consecutive flats.
 //
 // A hook's call is not "the last gradient": a parameter used in two reentrant
 // checkpoints fires twice. So a bucket is complete early only if each expected
@@ -15,15 +15,15 @@
 // flat was not used outside of any graph. Otherwise it is complete at the end
 // of backward.
 //
-// Collectives of one backward, the same on all ranks whatever their graphs
-// were:
+// The collectives of one backward are the same on all ranks, whatever their
+// graphs were:
 //   1. every bucket with expected parameters, in reverse order of registration,
 //      each within its shard group and then over the replicas, if there are
 //      any;
 //   2. the agreement (error, which parameters got a gradient anywhere);
 //   3. flats with held gradients: of parameters that were not expected, or that
 //      came after their flat was launched.
-// Expected are the parameters that got a gradient on any rank in the last
+// The expected parameters are those that got a gradient on any rank in the last
 // backward (at first: those that require one), which all ranks know.
 //
 // Threads: hooks may run on any thread; the other calls come from one.
@@ -55,7 +55,7 @@ struct GradientOptions {
   // held besides the shards; true: it is on its way while the next flat's
   // gradients arrive, and waited for when they are complete.
   bool overlap = true;
-  // Neighbouring flats are reduced together while they have at most so many
+  // Consecutive flats are reduced together while they have at most so many
   // elements in all.
   int64_t bucket_numel = 1 << 18;
   bool mean = true;          // false: the sum over ranks
@@ -67,36 +67,36 @@ struct GradientOptions {
 
 // One call of Backward.
 struct MicroBatch {
-  // Where in the training this rank is; the same on all ranks.
+  // This rank's position in the training; must be identical on all ranks.
   std::string position;
   // This rank's number of samples, in units of Gradients::weight_unit; 0 if it
   // has none (its gradients then count as zero). Weights are added up, and the
   // step's gradient is to be divided by Gradients::weight_divisor. Absent: the
   // mean over ranks.
   std::optional<double> weight;
-  // Another loss of the same samples, which are counted already.
+  // The loss is another one of samples that are counted already.
   bool another_loss = false;
   // The backward may start others within itself
   // (sharding/gradient/nested_graphs.h).
   bool may_nest = true;
   // Gradients stay on this rank, added up in no narrower a dtype than
-  // FlatDescription::gradient_dtype, until the next
-  // call with reduce. Nothing is COLLECTIVE then but ChooseWeightUnit.
+  // FlatDescription::gradient_dtype, until the next call with reduce. Only
+  // ChooseWeightUnit is COLLECTIVE then.
   bool reduce = true;
-  // What .grad() of parameters has, which no Run has made, is added, times
-  // this. Absent: it is an error, unless it is zero.
+  // Gradients that the program itself put into .grad() are multiplied by this
+  // and added. Absent: they are an error, unless they are zero.
   std::optional<double> outside_factor;
-  // Called when the sums of a flat, by its number, are the step's gradient, if
-  // all are well and nothing comes late, while others are still to come. On any
-  // thread.
+  // Called when the sums of a flat (by number) will be the step's gradient
+  // unless a rank fails or a gradient comes late, while other flats are still
+  // being reduced. On any thread.
   std::function<void(size_t flat)> reduced;
 };
 
 class Gradients {
  public:
   // Installs a hook on every parameter, frozen ones too (they may be unfrozen);
-  // hooks found there are chained. `expected[i]`: parameter i of the model
-  // requires a gradient on some rank, the same on all ranks. LOCAL.
+  // existing hooks are chained. `expected[i]`: parameter i of the model
+  // requires a gradient on some rank; identical on all ranks. LOCAL.
   Gradients(const std::vector<std::shared_ptr<FlatParameter>>& flats,
             std::shared_ptr<Communicator> comm, GradientOptions options,
             std::vector<bool> expected);
@@ -106,72 +106,74 @@ class Gradients {
 
   // Runs `backward` and reduces its gradients. Those of other backwards are
   // left in .grad(), as libtorch does. FailedPrecondition if there are such
-  // (MicroBatch::outside_factor), or if other ranks are elsewhere in the
-  // training. On an error of any rank every rank returns it, and the gradients
-  // not yet reduced are dropped; those reduced in earlier micro-batches stay.
-  // COLLECTIVE.
+  // gradients already (MicroBatch::outside_factor), or if ranks differ in
+  // MicroBatch::position. An error of any rank is returned on every rank, and
+  // the gradients not yet reduced are dropped; those reduced in earlier
+  // micro-batches stay. COLLECTIVE.
   absl::Status Run(const std::function<void()>& backward,
                    const MicroBatch& micro_batch);
 
-  // To be called before each Run, with this rank's weight, if any, and what it
-  // knows already to be wrong: chooses what the step's weights are measured in
-  // (gradients_agreement.cc). The error of others that failed. LOCAL; where
-  // gradients may be float16 and there are several ranks, COLLECTIVE in the
-  // first call of a step, unless the step before had no weights.
+  // Chooses the unit of the step's weights (gradients_agreement.cc). Call it
+  // before each Run, with this rank's weight, if any, and its error so far,
+  // `mine`. Returns that error, or another rank's. LOCAL; where gradients may
+  // be float16 and there are several ranks, COLLECTIVE in the first call of a
+  // step, unless the step before had no weights.
   absl::Status ChooseWeightUnit(const absl::Status& mine,
                                 std::optional<double> weight);
   double weight_unit() const { return measure_.unit; }
 
-  // Drops everything, also what .grad() has. LOCAL.
+  // Drops all gradients, also those in .grad(). LOCAL.
   void Zero();
 
-  // zero_grad() of the module or an optimizer was called on all parameters that
-  // have gradients since the last Run: the caller is to do what it asks for.
-  // FailedPrecondition if it was called on some of them only. LOCAL.
+  // Whether zero_grad() of the module or an optimizer was called, since the
+  // last Run, on all parameters that have gradients: the caller must do what it
+  // asks for. FailedPrecondition if it was called on some of them only. LOCAL.
   absl::StatusOr<bool> WasZeroedByUser() const;
 
-  // FailedPrecondition, once, if .grad() of a parameter whose gradient is here
-  // was asked for since the last Run, as clip_grad_norm_ and a torch::optim do:
-  // it is undefined, so they did nothing. LOCAL.
+  // Returns FailedPrecondition, once, if .grad() of a parameter whose gradient
+  // is here was read since the last Run, as clip_grad_norm_ and torch::optim
+  // do: it is undefined, so they did nothing. LOCAL.
   absl::Status TakeLooks();
 
-  // Of all ranks and micro-batches since Zero, in units; 0 without weights.
+  // The weight of all ranks and micro-batches since Zero, in units; 0 without
+  // weights.
   double total_weight() const { return total_weight_; }
-  // What the step's gradient is to be divided by, with weights.
+  // Returns what the step's gradient must be divided by, with weights.
   double weight_divisor() const;
 
-  // Within Run. LOCAL; from any thread.
+  // Whether a Run is in progress. LOCAL; from any thread.
   bool runs() const { return running_ != nullptr; }
 
-  // Some flat was used outside of any graph since Zero.
+  // Whether some flat was used outside of any graph since Zero.
   bool AnyUsedWithoutGrad() const;
 
-  // Autograd has made a gradient that is none of a Run: the user's own
+  // Whether autograd has made a gradient outside of a Run: by the user's own
   // backward, or another engine's. LOCAL; from any thread.
   bool any_outside() const { return any_outside_.load(); }
 
-  // Runs since Zero that reduced, and did not fail: the same on all ranks.
+  // The number of successful Runs since Zero that reduced; identical on all
+  // ranks.
   int64_t num_reductions() const { return num_reductions_; }
 
-  // This thread's current stream goes on with what Run has left. LOCAL.
+  // Makes this thread's current stream wait for Run's work. LOCAL.
   void Enter() { stream_.Enter(); }
-  // By flat, in the model's order. REQUIRES: Enter.
+  // Returns a flat's gradient, by number in the model's order. REQUIRES: Enter.
   const FlatGradient& of(size_t flat) const { return *flats_[flat]; }
   FlatGradient& of(size_t flat) { return *flats_[flat]; }
   FlatBuffer TakeStepGradient(size_t flat) {
     return flats_[flat]->TakeStepGradient();
   }
 
-  // FailedPrecondition naming a parameter with a gradient that is not reduced:
-  // of a Run that did not, of a bare loss.backward(), or put there by hand.
-  // LOCAL.
+  // Returns FailedPrecondition with a parameter whose gradient is not reduced:
+  // from a Run that did not reduce, from a bare loss.backward(), or put there
+  // by hand. LOCAL.
   absl::Status CheckNothingPending() const;
 
-  // FailedPrecondition naming the parameter whose hook was replaced since, or
+  // Returns FailedPrecondition with a parameter whose hook was replaced, or
   // whose storage is no longer the flat's. LOCAL.
   absl::Status CheckAttached() const;
 
-  // Bytes that the step's gradients take, from Backward to Step.
+  // Returns the bytes that the step's gradients take, from Backward to Step.
   int64_t resident_bytes() const;
 
  private:
@@ -212,13 +214,13 @@ class Gradients {
 
   std::shared_ptr<Communicator> comm_;
   std::vector<std::unique_ptr<FlatGradient>> flats_;
-  // By flat and parameter: who asked for .grad(), to change it too, since the
-  // last Run (base/torch/grad_access.h); null where nobody counts.
+  // By flat and parameter: accesses to .grad(), also for changes, since the
+  // last Run (base/torch/grad_access.h); null where they are not counted.
   std::vector<std::vector<GradAccesses*>> accesses_;
   absl::Mutex mutex_;  // hooks against each other
   const GradientOptions options_;
   StreamChain stream_;  // of all work on gradients
-  // In the order in which they are launched.
+  // Buckets in the order in which they are launched.
   std::vector<std::vector<FlatGradient*>> buckets_;
   std::atomic<const MicroBatch*> running_ = nullptr;  // null: not within Run
   size_t cursor_ = 0;                                 // buckets launched
@@ -230,7 +232,7 @@ class Gradients {
   std::atomic<bool> any_outside_ = false;
   double total_weight_ = 0;
   int64_t num_reductions_ = 0;
-  // Of Runs that did not reduce: their weights, and what went wrong.
+  // The weights of Runs that did not reduce, and their first error.
   double local_weight_ = 0;
   absl::Status local_failure_;
 };

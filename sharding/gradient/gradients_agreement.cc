@@ -70,8 +70,8 @@ absl::Status Gradients::ChooseWeightUnit(const absl::Status& mine,
     if (mine.ok()) Measure({own});
     return mine;
   }
-  // The same on all ranks, whatever this one was given; for the whole step,
-  // whose parts are to be in one unit.
+  // The choice is identical on all ranks, whatever this one was given, and
+  // holds for the whole step, whose parts must have one unit.
   measure_.chosen = !half_ || weights_ == Weights::kNone;
   if (measure_.chosen) return mine;
   // The others may be in a gather: Run announces what was wrong.
@@ -83,7 +83,7 @@ absl::Status Gradients::ChooseWeightUnit(const absl::Status& mine,
   return mine;
 }
 
-// Of all ranks; NaN: none was given.
+// Chooses the unit from the weights of all ranks; NaN: none was given.
 void Gradients::Measure(const std::vector<double>& weights) {
   double largest = 0;
   bool any = false, equal = options_.accumulation == 1;

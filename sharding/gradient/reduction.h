@@ -22,7 +22,7 @@
 
 namespace tessera {
 
-// How the sum over ranks becomes the step's gradient.
+// Divisors that make the sum over ranks the step's gradient.
 struct MeanOptions {
   double predivide = 1;  // what each rank divides by before the sum
   double divisor = 1;    // what the sum is divided by
@@ -30,21 +30,23 @@ struct MeanOptions {
 
 class Reduction {
  public:
-  // `flats` are of one device, reduce dtype and stage; not empty. What has
-  // arrived there starts on its way. COLLECTIVE, ASYNC.
+  // Starts the reduction of what has arrived in `flats`, which are not empty
+  // and have one device, reduce dtype and stage. COLLECTIVE, ASYNC.
   static absl::StatusOr<std::unique_ptr<Reduction>> Start(
       std::vector<FlatGradient*> flats, MeanOptions mean);
-  // The same with what `flat` held, after its Commit. COLLECTIVE, ASYNC.
+  // Starts the reduction of what `flat` held, after its Commit. COLLECTIVE,
+  // ASYNC.
   static absl::StatusOr<std::unique_ptr<Reduction>> StartHeld(
       FlatGradient* flat, MeanOptions mean);
   const std::vector<FlatGradient*>& flats() const { return flats_; }
-  // Waits, and gives every flat its sums. LOCAL. Call it once.
+  // Waits for the reduction and gives every flat its sums. LOCAL. Call it once.
   absl::Status Finish();
 
  private:
   Reduction(std::vector<FlatGradient*> flats, MeanOptions mean)
       : flats_(std::move(flats)), mean_(mean) {}
-  // `whole`: what the only one sends; `what`: as messages name it.
+  // Starts the reduction of one flat. `whole`: what it sends; `what`: its name
+  // in messages.
   absl::Status StartAlone(const at::Tensor& whole, absl::string_view what);
   absl::Status StartPacked();
   void Trace() const;

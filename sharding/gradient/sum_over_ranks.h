@@ -1,13 +1,13 @@
-// The one sum over all ranks that gradients take.
+// SumOverRanks: the sum of gradients over all ranks.
 //
 //   ranks 0 1 2 3, shard groups of 2
 //
 //   within a group     sum of ranks 0, 1 | sum of ranks 2, 3   reduce-scatter
 //   over its replicas  (0 + 1) + (2 + 3)                       all-reduce
 //
-// Each of the two runs in rank order and rounds to the tensor's dtype as
-// comm/communicator.h says; so all replicas have the same bits, and these are
-// others than those of one group of all ranks.
+// Both sums run in rank order and round to the tensor's dtype as
+// comm/communicator.h says. So all replicas have the same bits, which differ
+// from those of a single group of all ranks.
 #ifndef SHARDING_GRADIENT_SUM_OVER_RANKS_H_
 #define SHARDING_GRADIENT_SUM_OVER_RANKS_H_
 
@@ -18,18 +18,18 @@
 
 namespace tessera {
 
-// The end of a sum. A default-constructed one is done.
+// A sum in progress. A default-constructed one is done.
 struct SumOverRanks {
   CommFuture within_group, over_replicas;
-  double divided_by = 1;  // already, of what was asked for
+  double divided_by = 1;  // the part of `divisor` that is divided already
   absl::Status Wait() const;
 };
 
-// mine = the sum over all ranks of this rank's part of `whole`: [W * S] and
-// [S], W the shard group of `flat`; where its optimizer is not sharded, both
-// are all of it. `mine` may be the own part of `whole`, which is left in any
-// state. A sum that is to be divided by `divisor` may come back divided
-// already: see divided_by. COLLECTIVE, ASYNC.
+// Starts to set `mine` to the sum over all ranks of this rank's part of
+// `whole`: [S] of [W * S], W the size of the shard group of `flat`; where its
+// optimizer is not sharded, both are the whole flat. `mine` may be this rank's
+// part of `whole`, whose contents are unspecified afterwards. The sum may be
+// divided by `divisor` already: see divided_by. COLLECTIVE, ASYNC.
 SumOverRanks StartSum(const FlatParameter& flat, const at::Tensor& whole,
                       const at::Tensor& mine, const CommTag& tag,
                       double divisor = 1);

@@ -1,13 +1,13 @@
 // FlatPlan: the flat buffers of each unit (sharding/partition/partition.h).
-// Parameters of a unit go into one flat if nothing parts them: their dtype, the
-// dtype that the model computes with, whether they are trained, whether they
+// Parameters of a unit share a flat if they agree in dtype, in the dtype that
+// the model computes with, in whether they are trained and in whether they
 // persist.
 //
 //   unit     block0: w (16 bit), norm (float32), frozen
 //   flats    block0 [w]   block0 (float32) [norm]   block0 (frozen) [frozen]
 //
-// Small parameters may persist: stay whole where the others are sharded
-// (DeepSpeed's stage3_param_persistence_threshold).
+// Small parameters may persist, that is, stay whole where the others are
+// sharded (DeepSpeed's stage3_param_persistence_threshold).
 #ifndef SHARDING_PARTITION_FLAT_PLAN_H_
 #define SHARDING_PARTITION_FLAT_PLAN_H_
 
@@ -36,18 +36,18 @@ struct FlatOptions {
   // registration that together have at most model_persistence_threshold.
   int64_t persistence_threshold = 0;
   int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
-  // What the model computes with; the parameter's own dtype if null.
+  // Returns the dtype that the model computes with; null: the parameter's own.
   std::function<at::ScalarType(const NamedParameter&)> working_dtype;
-  // Parameters of other numbers lie in other flats (an optimizer keeps other
-  // states of them); one number if null.
+  // Returns a number: parameters with different numbers lie in different flats
+  // (an optimizer keeps different states for them). Null: all have the same.
   std::function<int(const NamedParameter&)> part;
 };
 
 struct FlatPlan {
-  std::string unit;  // of its first parameter
-  // The unit's, with " (frozen)" or " (float64)" (the working dtype) if another
-  // flat of the unit is not so, and " (persistent)", or " and others
-  // (persistent)" with parameters of other units. No two flats bear one name.
+  std::string unit;  // the unit of its first parameter
+  // The unit's name, with " (frozen)" or " (float64)" (the working dtype) where
+  // other flats of the unit differ in that, and with " (persistent)", or " and
+  // others (persistent)" if it has parameters of other units. Names are unique.
   std::string name;
   std::vector<NamedParameter> parameters;  // in order of registration
   at::ScalarType dtype = at::kFloat;       // of the parameters now
@@ -56,12 +56,13 @@ struct FlatPlan {
   bool persistent = false;
 };
 
-// The flats of all units, in order of registration of their first parameters.
-// Parameters of one storage are in one flat: trained if one of them is, and one
-// as to persistence. `trainable[i]` is of the parameter with index i and must
-// be the same on all ranks. InvalidArgument names two parameters of one storage
-// that differ in working dtype or part. LOCAL, O(parameters).
-// REQUIRES: `units` of PlanUnits, one entry of `trainable` per parameter.
+// Makes the flats of all units, in order of registration of their first
+// parameters. Parameters of one storage are in one flat, which is trained if
+// one of them is; they persist together or not at all. `trainable[i]` belongs
+// to the parameter with index i and must be identical on all ranks.
+// InvalidArgument names two parameters of one storage that differ in working
+// dtype or part. LOCAL, O(parameters). REQUIRES: `units` of PlanUnits, one
+// entry of `trainable` per parameter.
 absl::StatusOr<std::vector<FlatPlan>> SplitFlats(
     absl::Span<const UnitPlan> units, const std::vector<bool>& trainable,
     const FlatOptions& options);

@@ -1,4 +1,4 @@
-// For tests: a module made up as it goes along.
+// FreeModule: a module for tests, to which anything can be added.
 #ifndef SHARDING_PARTITION_FREE_MODULE_H_
 #define SHARDING_PARTITION_FREE_MODULE_H_
 
@@ -22,14 +22,14 @@ struct FreeModule : torch::nn::Module {
   void Add(const std::string& name, std::shared_ptr<torch::nn::Module> module) {
     register_module(name, std::move(module));
   }
-  // The same tensor under another name.
+  // Registers the tensor `to` under another name, too.
   void Tie(const std::string& name, const std::string& to) {
     const at::Tensor tensor = named_parameters()[to];
     register_parameter(name, tensor, tensor.requires_grad());
   }
 };
 
-// Names, in order, with spaces between.
+// Returns the names, in order, separated by spaces.
 inline std::string Names(const std::vector<NamedParameter>& parameters) {
   return absl::StrJoin(parameters, " ",
                        [](std::string* out, const NamedParameter& p) {

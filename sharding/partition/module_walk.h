@@ -26,18 +26,19 @@ struct ModuleWalk {
     at::Tensor tensor;
     int module;  // in `modules`
   };
-  // In the order of libtorch's named_modules() and named_parameters(): a module
-  // before what is below it, that in order of registration. What is registered
-  // in several places is there as often.
+  // The order is that of libtorch's named_modules() and named_parameters(): a
+  // module comes before what is below it, in order of registration. What is
+  // registered in several places is listed for each of them.
   std::vector<Module> modules;
   std::vector<Parameter> parameters;
 };
 
-// LOCAL, O(names). The root must outlive the result.
+// Walks a module. LOCAL, O(names). The root must outlive the result.
 ModuleWalk WalkModule(const torch::nn::Module& root);
 
-// A number that is the same as long as these are the same tensors (not: the
-// same values); cheaper than their names. LOCAL, O(modules and parameters).
+// Returns a number that stays the same as long as the module has the same
+// tensors, whatever their values; cheaper than their names. LOCAL, O(modules
+// and parameters).
 uint64_t FingerprintOfParameters(const torch::nn::Module& root);
 
 }  // namespace tessera

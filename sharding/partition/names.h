@@ -1,7 +1,7 @@
 // Names that users give for classes, parameters and modules. Text only; knows
 // no torch.
 //
-// Threads: of each object, one at a time.
+// Threads: one at a time for each object.
 #ifndef SHARDING_PARTITION_NAMES_H_
 #define SHARDING_PARTITION_NAMES_H_
 
@@ -15,20 +15,21 @@
 
 namespace tessera {
 
-// What follows the last "::" that is outside of all brackets:
-// "a::(anonymous namespace)::List<b::C>" -> "List<b::C>".
+// Returns what follows the last "::" outside of all brackets: "a::(anonymous
+// namespace)::List<b::C>" -> "List<b::C>".
 absl::string_view LastComponent(absl::string_view class_name);
 
-// Classes that a user named, in full ("torch::nn::LinearImpl") or by the last
-// component ("Linear"), with or without the "Impl" at the end.
+// ClassNames: classes that a user named, in full ("torch::nn::LinearImpl") or
+// by the last component ("Linear"), with or without the "Impl" at the end.
 class ClassNames {
  public:
   // `option` is where the names come from, for the error.
   ClassNames(absl::string_view option, const std::vector<std::string>& wanted);
-  // Whether a class, named in full, is one of them. O(its name).
+  // Returns whether a class, given by its full name, is one of them. O(its
+  // name).
   bool Match(absl::string_view class_name);
-  // InvalidArgument if one has matched nothing: names it and the classes that
-  // were there, the nearest first.
+  // Returns InvalidArgument if a name has matched nothing, with that name and
+  // the classes that were there, most similar first.
   absl::Status CheckMatched(
       const absl::flat_hash_set<std::string>& present) const;
 
@@ -38,18 +39,18 @@ class ClassNames {
   absl::flat_hash_map<std::string, bool> matched_;  // keys without "Impl"
 };
 
-// Paths that a user named: "embedding", "layers.*.norm?". '*' stands for any
-// characters, dots too, '?' for one.
+// PathPatterns: paths that a user named: "embedding", "layers.*.norm?". '*'
+// stands for any characters, dots too, '?' for one.
 class PathPatterns {
  public:
   PathPatterns(absl::string_view option,
                const std::vector<std::string>& patterns);
-  // Whether one of them means this path. O(its length) for each pattern with a
-  // wildcard, and once for all others.
+  // Returns whether one of them matches this path. O(its length) for each
+  // pattern with a wildcard, and once for all others.
   bool Match(absl::string_view path);
-  // InvalidArgument naming the first that has matched nothing, and the nearest
-  // of `present`, paths that were there (some at least): of parameters alone,
-  // or of modules too.
+  // Returns InvalidArgument with the first pattern that has matched nothing,
+  // and the most similar of `present`, paths that were there (at least some):
+  // of parameters only, or also of modules.
   absl::Status CheckMatched(const std::vector<std::string>& present,
                             bool of_modules) const;
 
@@ -60,7 +61,7 @@ class PathPatterns {
   absl::flat_hash_map<std::string, bool> matched_;
 };
 
-// Makes names differ: the second "a" becomes "a (2)".
+// DistinctNames: makes names unique: the second "a" becomes "a (2)".
 class DistinctNames {
  public:
   std::string Take(const std::string& name);

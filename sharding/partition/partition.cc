@@ -185,7 +185,8 @@ std::string RepeatedType(const ModuleWalk& walk, const std::vector<Role>& roles,
   return best == nullptr ? "" : best->first;
 }
 
-// Of each module, the nearest at or above it that is a unit; -1 for none.
+// Returns for each module the nearest module at or above it that is a unit; -1
+// for none.
 std::vector<int> FindUnits(const ModuleWalk& walk,
                            const std::vector<Role>& roles,
                            const std::vector<bool>& has_planned,

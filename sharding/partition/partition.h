@@ -1,7 +1,8 @@
-// Partition: which parameters of a module make up which unit.
+// Partition: divides a module's parameters into units.
 //
-// A unit is the parameters of one module that nothing below it takes; what no
-// module takes makes units of contiguous runs of registration. Which modules:
+// A unit has the parameters of one module that no unit below it takes;
+// parameters that no module takes become units of contiguous runs of
+// registration. The modules are:
 //   leaves     those of `leaf_classes` and `is_leaf`, the outermost. A leaf is
 //              one unit whatever its size: nothing in it makes another.
 //   wanted     those of `unit_classes` and `is_unit`, all of them: the outer of
@@ -46,9 +47,9 @@ struct PartitionOptions {
   ModulePredicate is_unit;
   std::vector<std::string> leaf_classes;
   ModulePredicate is_leaf;
-  // Names of parameters, or of modules with all that is in them, that stay
-  // outside; any name of a tied one. '*' stands for any characters (dots too),
-  // '?' for one.
+  // Names of parameters, or of modules with all that is in them, that are in no
+  // unit; a tied one by any of its names. '*' stands for any characters (dots
+  // too), '?' for one.
   std::vector<std::string> ignored;
   // Modules whose parameters get keep_fp32: torch's norms that learn
   // (LayerNorm, GroupNorm, BatchNorm1d to 3d, InstanceNorm1d to 3d), others by
@@ -58,8 +59,8 @@ struct PartitionOptions {
 };
 
 struct UnitPlan {
-  // Of the module, or of the unit's first parameter: of a run, of the root, and
-  // of a piece that is not the module's first. No two units bear one name.
+  // The module's name; or the name of the unit's first parameter, for a run,
+  // the root, and a piece that is not the module's first. Names are unique.
   std::string name;
   std::vector<NamedParameter> parameters;  // in order of registration
 };
@@ -69,10 +70,11 @@ struct Partition {
   std::vector<NamedParameter> ignored;
 };
 
-// Every parameter of the module once (tied ones under their first name).
-// Parameters without elements stay outside. LOCAL, the same on ranks that built
-// the same module, whatever requires a gradient there. O(n log n) of modules
-// and parameters, times patterns with wildcards in `ignored`.
+// Puts every parameter of the module into one unit (tied ones under their first
+// name). Parameters without elements are left out. LOCAL, with identical
+// results on ranks that built the same module, whatever requires a gradient
+// there. O(n log n) of modules and parameters, times patterns with wildcards in
+// `ignored`.
 //
 // InvalidArgument names
 // - a class or an `ignored` name that matches nothing, with what there is;

@@ -1,5 +1,5 @@
-// StorageGroups: which parameters lie in one storage. What happens to a storage
-// (gathering, freeing) happens to all of them.
+// StorageGroups: finds the parameters that share a storage. What happens to a
+// storage (gathering, freeing) happens to all of them.
 #ifndef SHARDING_PARTITION_STORAGE_GROUPS_H_
 #define SHARDING_PARTITION_STORAGE_GROUPS_H_
 
@@ -14,19 +14,19 @@ namespace tessera {
 
 struct StorageGroup {
   std::vector<int> members;  // parameters, in their order
-  int64_t numel = 0;         // theirs together
+  int64_t numel = 0;         // their sum
 };
 
 struct StorageGroups {
   std::vector<StorageGroup> groups;  // in order of their first members
-  std::vector<int> of;               // of each parameter, its group
+  std::vector<int> of;               // for each parameter, its group
 };
 
-// REQUIRES: strided tensors. LOCAL.
+// Groups parameters by storage. REQUIRES: strided tensors. LOCAL.
 StorageGroups GroupByStorage(absl::Span<const NamedParameter> parameters);
 
-// InvalidArgument naming two parameters of one storage that differ in dtype or
-// have elements in common. LOCAL.
+// Returns InvalidArgument with two parameters of one storage that differ in
+// dtype or have elements in common. LOCAL.
 absl::Status CheckStorages(const StorageGroups& storages,
                            absl::Span<const NamedParameter> parameters);
 

@@ -1,6 +1,6 @@
-// GeneratorState: where a generator stands, so that what is drawn from it can
-// be drawn again; GeneratorStates: of several; GeneratorScope: a scope after
-// which generators stand where they stood before.
+// GeneratorState: the state of a generator, so that numbers can be drawn again;
+// GeneratorStates: those of several; GeneratorScope: a scope that restores
+// generators at its end.
 //
 // Threads: any; a generator is locked while its state is read or set.
 #ifndef SHARDING_RECOMPUTE_GENERATOR_STATE_H_
@@ -17,13 +17,14 @@ namespace tessera {
 
 class GeneratorState {
  public:
-  // LOCAL. A CPU generator's takes 0.1 us and 2.5 KB.
+  // Reads a generator's state. LOCAL. A CPU generator's takes 0.1 us and 2.5
+  // KB.
   explicit GeneratorState(const at::Generator& generator);
 
-  // The generator has drawn nothing since, nor been set.
+  // Whether the generator has drawn nothing since, nor been set.
   bool IsCurrent() const;
   void Restore() const;
-  // Another generator, of the same kind, that stands there.
+  // Makes another generator of the same kind, in this state.
   at::Generator Clone() const;
   const at::Generator& generator() const { return generator_; }
 
@@ -39,13 +40,13 @@ class GeneratorState {
   at::Tensor state_;
 };
 
-// The default generator of a device; undefined where there is none.
+// Returns the default generator of a device; undefined where there is none.
 at::Generator DefaultGeneratorOf(at::Device device);
 
 class GeneratorStates {
  public:
-  // Those of the CPU's default generator, and of the one of each device of
-  // `devices` whose generator advances by itself.
+  // Reads the states of the CPU's default generator, and of each of `devices`
+  // whose generator advances by itself.
   static GeneratorStates OfDefaults(const std::vector<at::Device>& devices);
   bool AreCurrent() const;
   void Restore() const;
@@ -64,7 +65,7 @@ class GeneratorScope {
   GeneratorScope(const GeneratorScope&) = delete;
   GeneratorScope& operator=(const GeneratorScope&) = delete;
 
-  // The caller is about to set `generator`: it is set back at the end.
+  // Restores `generator`, which the caller is about to set, at the end.
   void Keep(const at::Generator& generator);
 
  private:

@@ -1,5 +1,5 @@
-// Operators that cost most for the bytes of their results: of matrices and
-// attention. What policies keep instead of computing it again.
+// Operators that cost most for the bytes of their results, of matrices and
+// attention: policies keep their results instead of recomputing them.
 #ifndef SHARDING_RECOMPUTE_MATMUL_OPERATORS_H_
 #define SHARDING_RECOMPUTE_MATMUL_OPERATORS_H_
 
@@ -7,7 +7,8 @@
 
 namespace tessera {
 
-// By an operator's name, "aten::mm". Not of those that are made of others.
+// Returns whether it is one, by its name, "aten::mm"; false for operators that
+// are made of others.
 bool IsMatmulOrAttention(absl::string_view op);
 
 }  // namespace tessera

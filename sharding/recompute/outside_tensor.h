@@ -1,21 +1,19 @@
 // OutsideTensor: a tensor that is held from a part of a forward until that is
-// computed again: what a tape reads and has not made, inputs, parameters,
-// constants; what a checkpointed function keeps.
+// recomputed: what a tape reads but has not made (inputs, parameters,
+// constants), and what a checkpointed function keeps.
 //
-// It is held as autograd would hold it. Of a parameter that a flat owns nothing
-// is held but its tag; of a cast of one a recipe
-// (sharding/dispatch/saved_casts.h); what the watch of a part around this one
-// takes is that one's to compute again. Any other tensor keeps its memory
-// alive.
+// It is held as autograd would hold it. For a parameter that a flat owns, only
+// its tag is held; for a cast of one, a recipe
+// (sharding/dispatch/saved_casts.h); what the watch of an enclosing part takes,
+// that part recomputes. Any other tensor keeps its memory alive.
 //
 // For tapes it is copied when an operator of the thread is about to write to it
-// (OutsideTensors::BeforeWrite): autograd would allow the write. Copied at once
-// is what somebody may change or take away without an operator: memory that a
-// tensor only borrows (from_blob), and small memory on the CPU (kCopiedBytes),
-// which programs fill through accessors.
+// (OutsideTensors::BeforeWrite): autograd would allow the write. Memory that
+// may change or go without an operator is copied at once: memory that a tensor
+// only borrows (from_blob), and small memory on the CPU (kCopiedBytes), which
+// programs fill through accessors.
 //
-// Threads: of one thread until the forward has ended, then of any, one at a
-// time.
+// Threads: one until the forward has ended, then any, one at a time.
 #ifndef SHARDING_RECOMPUTE_OUTSIDE_TENSOR_H_
 #define SHARDING_RECOMPUTE_OUTSIDE_TENSOR_H_
 
@@ -38,28 +36,28 @@ namespace tessera {
 
 class OutsideTensor {
  public:
-  // `outer`: the watch of a part around this one; null: none.
+  // `outer`: the watch of an enclosing part; null: none.
   explicit OutsideTensor(const at::Tensor& tensor,
                          OperatorWatch* outer = nullptr);
 
-  // A tensor at `place` of its memory, with the values of then, without
-  // history; null: the tensor itself. `pins` hold it. Throws libtorch's error
-  // of a changed version, naming `reader` unless that is empty.
+  // Returns a tensor at `place` of its memory (null: the tensor itself) with
+  // its values at the time, without history. `pins` hold it. Throws libtorch's
+  // error of a changed version, with `reader` unless that is empty.
   at::Tensor Value(const TensorPlace* place, absl::string_view reader,
                    PinSet* pins) const;
-  // The tensor has not been written since.
+  // Whether the tensor has not been written since.
   bool IsUnchanged() const { return !version_.changed(); }
-  // Is what `tensor`, over the same storage, is now.
+  // Whether it equals what `tensor`, over the same storage, is now.
   bool IsNow(const at::Tensor& tensor) const;
-  // From now on a copy of its memory is held.
+  // Holds a copy of its memory from now on.
   void Copy();
-  // From now on its memory is where the group has put it; not a flat's, nor
-  // what has changed or stays there. `what`: for messages.
+  // Moves its memory to the group; does nothing for a flat's memory, and for
+  // memory that has changed or stays. `what`: for messages.
   void MoveTo(ActivationStore::Group* group, const std::string& what);
-  // `tensor`, over the same storage and the same now, is there all the same:
-  // held again, since nothing is gained.
+  // Holds `tensor` again, which is over the same storage and unchanged: it is
+  // in memory anyway, so moving it gains nothing.
   void MoveBack(const at::Tensor& tensor);
-  // The copy. REQUIRES: Copy, of a tensor that no flat owns.
+  // Returns the copy. REQUIRES: Copy, for a tensor that no flat owns.
   const c10::Storage& copy() const { return copy_; }
 
  private:
@@ -73,14 +71,14 @@ class OutsideTensor {
   ActivationStore::Stored stored_;  // not null: instead of alias_ or copy_
 };
 
-// Those of a thread's tapes.
+// The OutsideTensors of a thread's tapes.
 class OutsideTensors {
  public:
   static constexpr int64_t kCopiedBytes = 64 << 10;
 
-  // The same one for the same values.
+  // Returns the OutsideTensor of a tensor; the same one for the same values.
   std::shared_ptr<OutsideTensor> Of(const at::Tensor& tensor);
-  // An operator is about to write to `tensor`.
+  // Must be called before an operator writes to `tensor`.
   void BeforeWrite(const at::Tensor& tensor);
 
  private:

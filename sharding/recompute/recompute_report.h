@@ -1,4 +1,5 @@
-// What became of the modules that activation_checkpointing.units means.
+// RecomputeReport: what was recomputed and kept for the modules of
+// activation_checkpointing.units.
 #ifndef SHARDING_RECOMPUTE_RECOMPUTE_REPORT_H_
 #define SHARDING_RECOMPUTE_RECOMPUTE_REPORT_H_
 
@@ -9,15 +10,15 @@
 namespace tessera {
 
 struct RecomputeReport {
-  // Forwards of one module, whose activations were given up, or kept: since
-  // they were to be (the last one before a Backward, budget_bytes), or had to
-  // be.
+  // Number of forwards of one module whose activations were given up, or kept:
+  // by choice (the last one before a Backward, budget_bytes), or by necessity.
   int64_t given_up = 0, kept = 0;
   int64_t given_up_bytes = 0;
-  // What left for elsewhere in between (activation_checkpointing.offload), and
-  // came back.
+  // Bytes that were moved away for the meantime
+  // (activation_checkpointing.offload), and that came back.
   int64_t moved_bytes = 0, moved_back_bytes = 0;
-  // "[blocks.3] why": modules whose activations have to be kept, since Create.
+  // Modules whose activations have to be kept, since Create, as "[blocks.3]
+  // why".
   std::vector<std::string> unable;
 };
 

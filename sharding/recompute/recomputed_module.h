@@ -1,5 +1,6 @@
-// RecomputedUnits::Module: one module whose activations are given up: whether
-// they can be, and its part of the budget. And what those of an engine share.
+// RecomputedUnits::Module: one module whose activations are given up, if they
+// can be, and its part of the budget. RecomputedUnits::Shared: what the modules
+// of an engine share.
 //
 // Threads: any.
 #ifndef SHARDING_RECOMPUTE_RECOMPUTED_MODULE_H_
@@ -22,13 +23,13 @@
 
 namespace tessera {
 
-// What the modules of an engine share; lives as long as their regions.
+// State that the modules of an engine share; it lives as long as their regions.
 class RecomputedUnits::Shared : public std::enable_shared_from_this<Shared> {
  public:
   explicit Shared(RecomputeOptions options) : options(std::move(options)) {}
 
-  // Keeps so many bytes beside those that are: until what it gives is gone.
-  // Null: they are too many.
+  // Reserves so many bytes of the budget for as long as the result lives. Null:
+  // they are too many.
   std::shared_ptr<void> TryKeep(int64_t bytes) {
     {
       absl::MutexLock lock(&mutex);
@@ -67,7 +68,7 @@ class RecomputedUnits::Module {
   bool is_kept() const { return is_kept_; }
   int64_t backwards() const { return shared_->backwards; }
 
-  // `region`, of this module, ends. May throw. COLLECTIVE where its gathers are
+  // Ends `region`, of this module. May throw. COLLECTIVE where its gathers are
   // (recomputed_units.h).
   void Close(Region* region);
   void KeepAll(Region* region, int64_t bytes,
@@ -78,9 +79,10 @@ class RecomputedUnits::Module {
   Communicator* Group() const;
   // See Note [Ranks give up the same] in the .cc.
   void AgreeAtFirst(int64_t bytes, std::string* unable);
-  // Whether its tape makes what the forward made.
+  // Whether the region's tape makes what the forward made.
   bool Check(Region* region);
-  // Its parameters may have to be gathered, together with the other ranks.
+  // Whether its parameters may have to be gathered, together with the other
+  // ranks.
   bool MayGather() const;
   void GiveUp(Region* region, int64_t bytes);
   void Move(Region* region);
@@ -91,7 +93,7 @@ class RecomputedUnits::Module {
   absl::flat_hash_set<const FlatParameter*> flats_;  // while the engine lives
   std::atomic<bool> is_kept_{false};
   std::atomic<bool> closed_{false};  // once
-  // Where the ranks agree: the most that one of them had at first.
+  // The most bytes that any rank had at first, where the ranks agree on it.
   std::atomic<int64_t> agreed_bytes_{0};
   absl::flat_hash_set<uint64_t> verified_;  // by shared_->mutex
 };

@@ -1,4 +1,4 @@
-// RecomputedPart: a part of a forward of which backward computes again what
+// RecomputedPart: a part of a forward for which backward recomputes what
 // autograd has saved: by a tape of its operators (region.h), or by calling its
 // function again (checkpointed/frame.h).
 //
@@ -41,7 +41,7 @@ class RecomputedPart : public std::enable_shared_from_this<RecomputedPart> {
     at::Tensor tensor;
   };
 
-  // What autograd keeps instead of a tensor.
+  // Slot: what autograd keeps instead of a tensor.
   class Slot : public SavedSlot {
    public:
     explicit Slot(std::shared_ptr<RecomputedPart> part)
@@ -64,21 +64,22 @@ class RecomputedPart : public std::enable_shared_from_this<RecomputedPart> {
   const std::string& name() const { return name_; }
 
  protected:
-  // The value of `slot`, for graph task `task` (-1: none runs); Fills others.
-  // May throw.
+  // Computes the value of `slot` for graph task `task` (-1: none runs), and
+  // Fills others. May throw.
   virtual Value Compute(Slot* slot, int64_t task) = 0;
-  // A task that has computed is over.
+  // Called when a task that has computed is over.
   virtual void TaskIsOver() {}
 
   void Add(const std::shared_ptr<Slot>& slot);
-  // Those that have been added, while autograd has them; else null.
+  // Returns the slot that was added with this number, while autograd has it;
+  // else null.
   std::shared_ptr<Slot> SlotOf(size_t number);
   size_t num_slots();
-  // The number of the last one that autograd has; -1: none.
+  // Returns the number of the last slot that autograd has; -1: none.
   int64_t LastAlive();
   void Fill(Slot* slot, at::Tensor tensor, int64_t task);
   bool IsFilled(Slot* slot, int64_t task);
-  // Undefined where there is none for `task`.
+  // Takes the value of `slot`; undefined where there is none for `task`.
   Value Take(Slot* slot, int64_t task);
 
  private:

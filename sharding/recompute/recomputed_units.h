@@ -1,12 +1,12 @@
-// RecomputedUnits: which modules are computed again in backward, of an engine
-// that was not told by the module's code. Nobody calls when a module's forward
-// begins: it begins with the first operator that uses one of its parameters,
-// and ends with the first that uses one of another module's, or of none. It
-// begins anew when its first parameter is used again.
+// RecomputedUnits: recomputes modules in backward without a change to their
+// code. As nothing announces a module's forward, it is taken to begin with the
+// first operator that uses one of its parameters, and to end with the first
+// that uses a parameter of another module, or of none. It begins anew when its
+// first parameter is used again.
 //
-// What operators a module is made of is seen (sharding/recompute/region.h)
-// while gradients are on and no backward runs. The region that is open when
-// Backward begins is kept whole: its activations are needed next.
+// A module's operators are recorded (sharding/recompute/region.h) while
+// gradients are on and no backward runs. The region that is open when Backward
+// begins is kept whole: its activations are needed next.
 //
 // The first time that a module runs operators in some order its tape is
 // compared with what it made: a module whose bits differ keeps its activations
@@ -41,19 +41,20 @@ namespace tessera {
 
 enum class ReplayChecks { kFirst, kAlways, kNever };
 
-// Of all modules of an engine.
+// Options for all modules of an engine.
 struct RecomputeOptions {
-  // Whether what an operator makes is held, and not computed again, by its
-  // name; null: nothing is.
+  // Whether an operator's results are held and not recomputed, by its name;
+  // null: none are.
   std::function<bool(absl::string_view op)> keeps;
   // Activations that may be kept at a time, as they come: modules are computed
   // again beyond them. Where gathers are collectives a module counts with as
   // much as the rank that had most when its forward first ended.
   int64_t budget_bytes = 0;
   ReplayChecks checks = ReplayChecks::kFirst;
-  // Where what is not given up is in between; null: it stays.
+  // Where tensors that are not given up are kept in the meantime; null: they
+  // stay.
   std::shared_ptr<ActivationStore> store;
-  // False, with a store: nothing is computed again.
+  // False, with a store: nothing is recomputed.
   bool recomputes = true;
 };
 
@@ -65,21 +66,21 @@ class RecomputedUnits {
   RecomputedUnits(const RecomputedUnits&) = delete;
   RecomputedUnits& operator=(const RecomputedUnits&) = delete;
 
-  // The parameter over storage `slot` of `flat` is of the module `name`. Before
-  // the first forward. LOCAL.
+  // Assigns the parameter over storage `slot` of `flat` to the module `name`.
+  // Call it before the first forward. LOCAL.
   void Add(const std::string& name, const FlatParameter* flat, int slot);
 
-  // It is of several modules, or of one and the rest: its use begins and ends
-  // none.
+  // Adds a parameter that several modules share, or one and the rest: its use
+  // begins and ends no module.
   void AddShared(const FlatParameter* flat, int slot);
 
-  // All forwards have ended: a backward begins, or gradients are dropped. What
-  // other threads have open is kept whole.
+  // Ends all forwards: a backward begins, or gradients are dropped. Regions
+  // that are open on other threads are kept whole.
   void EndForward();
-  // A backward has ended.
+  // Called when a backward has ended.
   void EndBackward();
 
-  // Since the last call.
+  // Returns the report since the last call.
   RecomputeReport TakeReport();
 
   class Module;  // of this and of the thread's
@@ -92,7 +93,7 @@ class RecomputedUnits {
 
   std::vector<std::shared_ptr<Module>> modules_;
   std::vector<std::pair<const FlatParameter*, int>> parameters_;
-  bool told_ = false;  // that nothing is gained
+  bool told_ = false;  // the warning that nothing is gained was given
 };
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// Region: a part of a forward that is computed again by a tape of its
-// operators, and what autograd saved of them.
+// Region: a part of a forward that is recomputed by a tape of its operators,
+// and what autograd saved in it.
 //
 //   open      operators go on the tape; what autograd saves is held
 //   closed    of what it saved, what the tape makes is given up (unless it is
@@ -7,7 +7,7 @@
 //   backward  the first unpack of what was given up runs the tape, for all of
 //             it (recomputed_part.h)
 //
-// Threads: the forward is of one thread, unpacking of any.
+// Threads: the forward runs on one, unpacking on any.
 #ifndef SHARDING_RECOMPUTE_REGION_H_
 #define SHARDING_RECOMPUTE_REGION_H_
 
@@ -32,33 +32,34 @@ namespace tessera {
 
 class Region final : public RecomputedPart {
  public:
-  // Whether what an operator makes is held, and not computed again.
+  // Whether an operator's results are held and not recomputed.
   using Keeps = std::function<bool(absl::string_view op)>;
   struct Options {
     Keeps keeps;  // null: nothing is
-    // Where what stays goes in between; null: it stays there.
+    // Where tensors that are not given up are moved in the meantime; null: they
+    // stay.
     std::shared_ptr<ActivationStore> store;
-    // False: nothing is computed again.
+    // False: nothing is recomputed.
     bool records = true;
   };
   // `outside` is the thread's, until the region is closed.
   Region(const std::string& name, Options options, OutsideTensors* outside);
   ~Region() override;
 
-  // As OperatorWatch's.
+  // These are called as OperatorWatch's methods of the same names.
   bool Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
              const torch::jit::Stack& stack);
   void End(const c10::OperatorHandle& op, const OperatorInfo& info,
            const torch::jit::Stack& stack);
   void Failed() { tape_.Failed(); }
-  // What is not on the tape writes to `tensor`.
+  // Notes that an operator which is not on the tape writes to `tensor`.
   void WrittenElsewhere(const at::Tensor& tensor) {
     if (tape_.MemoryOf(tensor) < 0) return;
     tape_.Spoil("a tensor of it is written within tessera::Checkpointed");
   }
-  // Autograd has saved something in it.
+  // Whether autograd has saved something in it.
   bool saved() const { return saved_; }
-  // It cannot be computed again, for `why`.
+  // Marks that it cannot be recomputed, because of `why`.
   void Spoil(std::string why) { tape_.Spoil(std::move(why)); }
   std::shared_ptr<SavedSlot> Save(const at::Tensor& tensor,
                                   const at::Tensor& alias);
@@ -69,17 +70,17 @@ class Region final : public RecomputedPart {
   int64_t Prepare();
   const std::string& spoilt() const { return tape_.spoilt(); }
   uint64_t signature() const { return tape_.signature(); }
-  // Runs the tape, and compares with what is still held: DataLoss names the
-  // first difference. COLLECTIVE as Tape::Replay.
+  // Runs the tape and compares the results with what is still held: DataLoss
+  // names the first difference. COLLECTIVE as Tape::Replay.
   absl::Status Verify();
   void GiveUp();
-  // Behind GiveUp: what is not given up goes to the store. May throw.
+  // Moves what was not given up to the store, after GiveUp. May throw.
   void MoveHeld();
   // `token` lives as long as what is kept.
   void KeepAll(const std::shared_ptr<void>& token);
 
-  // Instead of all these, where nothing is computed again: what has been saved,
-  // in bytes; goes to the store. May throw.
+  // Replace all these where nothing is recomputed: SavedBytes returns the bytes
+  // that autograd has saved, MoveSaved moves them to the store. May throw.
   int64_t SavedBytes() const;
   void MoveSaved();
 
@@ -96,9 +97,10 @@ class Region final : public RecomputedPart {
   const Options options_;
   OutsideTensors* const outside_;
   bool saved_ = false;
-  // Until Prepare: of all that autograd saved.
+  // The slots of all that autograd saved, until Prepare.
   std::vector<std::weak_ptr<Saved>> saved_slots_;
-  // After it: of those that can be given up, in the tape's order; others.
+  // After Prepare: the slots that can be given up, in the tape's order; and the
+  // others.
   std::vector<std::weak_ptr<Saved>> given_up_, held_;
   absl::Mutex mutex_;  // what slots hold; one computes at a time
 };

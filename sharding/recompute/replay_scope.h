@@ -1,7 +1,7 @@
-// ReplayScope: the state of a thread that computes activations again: no
-// autograd, autocast, inference mode or forward AD of the user's, nobody who
-// follows operators. Unlike in a TorchScope tags are seen: parameters are
-// gathered and pinned as in the forward.
+// ReplayScope: sets the state of a thread that recomputes activations: without
+// the user's autograd, autocast, inference mode or forward AD, and without
+// watches. Unlike in a TorchScope, tags are seen: parameters are gathered and
+// pinned as in the forward.
 #ifndef SHARDING_RECOMPUTE_REPLAY_SCOPE_H_
 #define SHARDING_RECOMPUTE_REPLAY_SCOPE_H_
 

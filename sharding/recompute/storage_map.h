@@ -1,6 +1,6 @@
-// StorageMap: what is known of storages, by their addresses. They are held
-// weakly: their memory may go, and the address of one that has gone is not used
-// again for another, of which nothing is known.
+// StorageMap: maps storages, by address, to values. Storages are held weakly:
+// their memory may be freed, but their addresses are not reused for other
+// storages.
 #ifndef SHARDING_RECOMPUTE_STORAGE_MAP_H_
 #define SHARDING_RECOMPUTE_STORAGE_MAP_H_
 
@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// Null where there is none.
+// Returns a tensor's storage; null where there is none.
 inline c10::StorageImpl* StorageOf(const at::Tensor& tensor) {
   return tensor.defined() && tensor.has_storage()
              ? tensor.storage().unsafeGetStorageImpl()
@@ -26,7 +26,8 @@ class StorageMap {
   bool Contains(const c10::StorageImpl* storage) const {
     return entries_.contains(storage);
   }
-  // What is known of it; null: nothing. Valid until the next change.
+  // Returns a storage's value; null: there is none. Valid until the next
+  // change.
   T* Find(const c10::StorageImpl* storage) {
     const auto it = entries_.find(storage);
     return it == entries_.end() ? nullptr : &it->second.known;
@@ -34,7 +35,8 @@ class StorageMap {
   const T* Find(const c10::StorageImpl* storage) const {
     return const_cast<StorageMap*>(this)->Find(storage);
   }
-  // Nothing where something is known already. Returns what is known then.
+  // Adds a value unless there is one already. Returns the value that is there
+  // then.
   T* Add(const c10::Storage& storage, T known) {
     return &entries_
                 .try_emplace(storage.unsafeGetStorageImpl(),
@@ -42,7 +44,7 @@ class StorageMap {
                 .first->second.known;
   }
   void Erase(const c10::StorageImpl* storage) { entries_.erase(storage); }
-  // Those of which f(known) says so.
+  // Erases the entries for which f(value) is true.
   template <typename F>
   void EraseIf(F&& f) {
     absl::erase_if(entries_,

@@ -7,9 +7,9 @@
 //   Replay       runs them; under no autograd, with the generators where they
 //                were
 //
-// A memory is a storage that an operator on the tape made. What makes
-// a view need not be on the tape: an argument is a place in a memory. Below
-// autocast: casts are on the tape as the operators that they are.
+// A memory is a storage that an operator on the tape made. View operators need
+// not be on the tape: an argument is a place in a memory. The tape is below
+// autocast: casts are on it as operators.
 //
 // What an operator on the tape writes outside of it (running statistics) is
 // written to a copy in Replay. Memory that nobody on the tape has filled (an
@@ -17,8 +17,7 @@
 // first read it. A tape that cannot be run again says so (spoilt): an operator
 // on it writes a parameter, or does not say what it writes.
 //
-// Threads: Begin, End and Close are of one thread, Replay of any, one at a
-// time.
+// Threads: Begin, End and Close on one, Replay on any, one at a time.
 #ifndef SHARDING_RECOMPUTE_TAPE_H_
 #define SHARDING_RECOMPUTE_TAPE_H_
 
@@ -42,41 +41,42 @@ namespace tessera {
 
 class Tape {
  public:
-  // `name`: of what is computed again; for messages.
+  // `name`: what is recomputed; for messages.
   explicit Tape(std::string name) : name_(std::move(name)) {}
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
   // ---- While it is recorded.
 
-  // As OperatorWatch's. False: it is not on the tape. `outside` is asked for
-  // what comes from outside. `keep`: what the operator makes is not to be
-  // computed again, if that can be.
+  // These are called as OperatorWatch's. False: the operator is not on the
+  // tape. `outside` provides tensors from outside. `keep`: the operator's
+  // results must not be recomputed, if possible.
   bool Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
              const torch::jit::Stack& stack, OutsideTensors* outside);
   void End(const c10::OperatorHandle& op, const OperatorInfo& info,
            const torch::jit::Stack& stack, bool keep);
   // The operator has thrown.
   void Failed();
-  // Why it cannot be run again; "": it can.
+  // Why the tape cannot be run again; "": it can.
   const std::string& spoilt() const { return spoilt_; }
-  // For `why` it cannot.
+  // Marks that the tape cannot be run again, because of `why`.
   void Spoil(std::string why);
-  // The memory that a tensor lies in; -1: none of the tape.
+  // Returns the memory that a tensor lies in; -1: none of the tape.
   int MemoryOf(const at::Tensor& tensor) const;
-  // No operator on the tape has filled it.
+  // Whether no operator on the tape has filled the memory.
   bool IsUnfilled(int memory) const {
     return memories_[static_cast<size_t>(memory)].unfilled;
   }
-  // Of what ran, without sizes: equal tapes have equal ones.
+  // A hash of the operators, without sizes: equal tapes have equal ones.
   uint64_t signature() const { return signature_; }
 
   // ---- Afterwards.
 
-  // Drops what the memories `wanted` do not need. What is held instead of being
-  // computed again is from outside then. REQUIRES: not spoilt.
+  // Drops operators that the memories `wanted` do not need. Memories that are
+  // held instead of recomputed count as outside tensors then. REQUIRES: not
+  // spoilt.
   void Close(absl::Span<const int> wanted, OutsideTensors* outside);
-  // Is held since it was made: Replay gives it back as it is.
+  // Whether the memory is held since it was made: Replay returns it as it is.
   bool Holds(int memory) const {
     return memories_[static_cast<size_t>(memory)].held.defined();
   }
@@ -85,9 +85,9 @@ class Tape {
   // operators throw. Parameters are gathered; COLLECTIVE where their gathers
   // are.
   std::vector<c10::Storage> Replay() const;
-  // What it holds for Replay goes there. REQUIRES: Close.
+  // Moves what the tape holds for Replay to `group`. REQUIRES: Close.
   void MoveHeld(ActivationStore::Group* group);
-  // The operator that made the i-th wanted memory.
+  // Returns the name of the operator that made the i-th wanted memory.
   const std::string& MakerOf(size_t i) const {
     return memories_[static_cast<size_t>(wanted_[i])].maker;
   }
@@ -106,7 +106,7 @@ class Tape {
     int writers = 0;
     std::string maker;  // operator
   };
-  // A tensor argument; undefined where there is neither.
+  // A tensor argument; undefined if it has neither memory nor outside.
   struct Use {
     int memory = -1;
     std::shared_ptr<OutsideTensor> outside;
@@ -150,7 +150,8 @@ class Tape {
   // Between Begin and End.
   std::optional<Operator> running_;
   std::optional<GeneratorState> before_;
-  // After Close; and by operator, the memories that no later one needs.
+  // After Close: the wanted memories; and for each operator, the memories that
+  // no later one needs.
   std::vector<int> wanted_;
   std::vector<std::vector<int>> last_used_;
 };

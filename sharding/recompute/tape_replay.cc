@@ -61,9 +61,9 @@ void Tape::Run(const Operator& op, std::vector<c10::Storage>* storages) const {
 std::vector<c10::Storage> Tape::Replay() const {
   const TraceScope trace(TraceTrack::kMain, "compute again", name_);
   ReplayScope scope;
-  // Of those that the replay sets, since their operators take none. Others draw
-  // from one of their own: who draws from the default one meanwhile, on another
-  // thread, is not disturbed.
+  // Restores the default generators that the replay sets, for operators that
+  // take no generator. All other operators draw from a generator of their own,
+  // so a thread that draws from the default one meanwhile is not disturbed.
   GeneratorScope generators;
   std::vector<c10::Storage> storages(memories_.size());
   for (size_t m = 0; m < memories_.size(); ++m) {

@@ -1,5 +1,5 @@
-// ConstructFake: a module whose parameters have sizes and no memory, for plans
-// and traces.
+// ConstructFake: makes a module whose parameters have sizes but no memory, for
+// plans and traces.
 #ifndef SHARDING_TRACE_CONSTRUCT_FAKE_H_
 #define SHARDING_TRACE_CONSTRUCT_FAKE_H_
 
@@ -18,9 +18,9 @@ namespace trace_internal {
 void RunFake(const std::function<void()>& construct);
 }  // namespace trace_internal
 
-// What `make` returns, a module, with parameters of any size that take no
-// memory: initialisers leave them alone, and small tensors are as they would
-// be. Such a module can be traced, and nothing else. LOCAL.
+// Returns the module that `make` makes, with parameters of any size that take
+// no memory: initialisers leave them alone, and small tensors have their usual
+// values. Such a module can only be traced. LOCAL.
 template <typename F>
 absl::StatusOr<std::invoke_result_t<F>> ConstructFake(F&& make) {
   return CatchTorch("ConstructFake", [&] {

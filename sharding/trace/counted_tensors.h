@@ -1,6 +1,6 @@
-// CountedTensors: what libtorch's CPU allocator holds, as it was asked for: the
-// truth that a trace is compared with. For tests; from its first use on an
-// allocator of ours stands before libtorch's. Use it before anything installs
+// CountedTensors: counts the bytes that were requested from libtorch's CPU
+// allocator, to check traces in tests. From its first use on, an allocator of
+// ours wraps libtorch's. Use it before anything installs
 // base/torch/tensor_memory.h, whose memory it would count, too.
 //
 // Threads: any.
@@ -17,12 +17,12 @@ class CountedTensors {
 
   int64_t held_bytes() const;
   int64_t peak_bytes() const;
-  // What is held now may be the peak: what is counted besides has changed.
+  // Updates the peak: what is counted besides has changed.
   void Sample();
-  // The peak is what is held now.
+  // Sets the peak to what is held now.
   void ResetPeak();
-  // From now on the peak is of the sum with what this says, which is asked
-  // whenever tensors come or go, and by Sample.
+  // Makes the peak that of the sum with `bytes`, which is called whenever
+  // tensors come or go, and by Sample.
   void CountBesides(int64_t (*bytes)());
 };
 

@@ -1,11 +1,11 @@
-// MetaCall: the arguments of an operator as tensors of the meta device, which
-// have sizes and no memory, and what its results are in terms of them.
+// MetaCall: holds the arguments of an operator as tensors of the meta device,
+// which have sizes but no memory, and identifies its results in terms of them.
 //
 //   arguments --> twins on meta --> the operator's Meta kernel, or a rule
 //                                             |
 //   results: an argument itself, a view of one, or a new tensor
 //
-// Twins of tensors of one storage are of one storage, too.
+// Twins of tensors that share a storage share one, too.
 #ifndef SHARDING_TRACE_META_CALL_H_
 #define SHARDING_TRACE_META_CALL_H_
 
@@ -19,8 +19,8 @@ namespace tessera {
 
 class MetaCall {
  public:
-  // Of the `n` values on top of `stack`. `device`: which of them is the device,
-  // -1: none.
+  // Makes twins of the `n` values on top of `stack`. `device`: which of them is
+  // the device, -1: none.
   MetaCall(const torch::jit::Stack& stack, size_t n, int device);
 
   struct Twin {
@@ -31,12 +31,13 @@ class MetaCall {
   // The operator's arguments on meta.
   const torch::jit::Stack& arguments() const { return arguments_; }
 
-  // The same on the CPU, of zeros, of which the twins are then.
+  // Returns the arguments as zeros on the CPU; these are the twins then.
   torch::jit::Stack OnZeros();
 
-  // Whose twin `meta` is; null: no argument's.
+  // Returns the twin that `meta` is; null: no argument's.
   const Twin* Find(const at::Tensor& meta) const;
-  // An argument whose storage's twin is that of `meta`; null: a new tensor.
+  // Returns an argument whose twin shares the storage of `meta`; null: it is a
+  // new tensor.
   const Twin* FindStorage(const at::Tensor& meta) const;
 
  private:
@@ -62,7 +63,7 @@ void ForEachTensorIn(const c10::IValue& value, F&& f) {
   }
 }
 
-// `value` with f of each tensor in it.
+// Returns `value` with each tensor replaced by f(tensor).
 template <typename F>
 c10::IValue MapTensors(const c10::IValue& value, F&& f) {
   if (value.isTensor()) return f(value.toTensor());

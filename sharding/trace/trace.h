@@ -1,5 +1,5 @@
 // A trace: one forward and backward of a module, without computing and without
-// memory: which tensors are allocated and freed, when, and in whose behalf.
+// memory: which tensors are allocated and freed, when, and on whose behalf.
 //
 //   ConstructFake([] { return Gpt(options); })    parameters have sizes alone
 //                                                 (construct_fake.h)
@@ -7,8 +7,8 @@
 //     --> Trace: allocations, frees, operators, uses of parameters, gradients
 //
 // The user's code runs as it is, on tensors of the CPU (sharding/trace/tracer.h
-// says how), so a trace is of what libtorch's CPU kernels would do. It knows
-// nothing of engines: what these hold besides is another's to add.
+// says how), so a trace describes what libtorch's CPU kernels would do. It
+// knows nothing of engines: what they hold besides is added elsewhere.
 #ifndef SHARDING_TRACE_TRACE_H_
 #define SHARDING_TRACE_TRACE_H_
 
@@ -36,7 +36,7 @@ struct TracedParameter {
   bool trained = true;
 };
 
-// Bytes of tensors, parameters and what was there before not among them.
+// Peak bytes of tensors, without parameters and what was there before.
 struct TracePeak {
   int64_t bytes = 0;
   size_t event = 0;  // of the trace; while it is, this much is held
@@ -44,7 +44,7 @@ struct TracePeak {
 
 struct TraceOptions {
   TracerOptions tracer;
-  // Of parameters while the trace is taken; their own if null.
+  // The dtype of parameters while the trace is taken; their own if null.
   std::function<at::ScalarType(const at::Tensor& parameter)> dtype;
 };
 
@@ -57,16 +57,16 @@ struct Trace {
   size_t backward = 0;                        // the first event of the backward
   int64_t saved_bytes = 0;  // held between forward and backward
 
-  // The most that plain libtorch would hold, gradients included.
+  // Returns the most that plain libtorch would hold, gradients included.
   TracePeak Peak() const;
   int64_t flops() const;
 };
 
-// `loss`: the forward, to a scalar that backward() starts from; it makes its
-// inputs itself, as in training (torch::zeros, torch::randint), or has real
-// ones. The module may be real, of ConstructFake, or of ConstructSharded; it is
-// left as it was: values, gradients, the state of the default generator.
-// REQUIRES: no engine has its parameters. LOCAL.
+// Takes a trace. `loss`: the forward, to a scalar that backward() starts from;
+// it makes its inputs itself, as in training (torch::zeros, torch::randint), or
+// has real ones. The module may be real, of ConstructFake, or of
+// ConstructSharded; it is left as it was: values, gradients, the state of the
+// default generator. REQUIRES: no engine has its parameters. LOCAL.
 //
 // FailedPrecondition names the operator and the module that cannot be traced;
 // otherwise errors are those of the user's code.

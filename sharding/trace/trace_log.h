@@ -1,5 +1,5 @@
-// TraceLog: what happened while a trace was taken, in order. Bytes, operators
-// and parameters by number; knows no tensors.
+// TraceLog: records what happens while a trace is taken, in order: bytes, and
+// operators and parameters by number; it knows no tensors.
 //
 // Threads: any; events are in the order of the calls.
 #ifndef SHARDING_TRACE_TRACE_LOG_H_
@@ -34,7 +34,7 @@ struct TraceEvent {
   int32_t unit = -1;
   // kGradient: allocation that it lies in; -1: not of the trace.
   int32_t other = -1;
-  // Of the allocation. kOperator: that its kernel took and freed.
+  // Bytes of the allocation. kOperator: bytes that its kernel took and freed.
   int64_t bytes = 0;
   int64_t flops = 0;        // kOperator: multiplications and additions
   int64_t moved_bytes = 0;  // kOperator: of its arguments and results
@@ -43,8 +43,7 @@ struct TraceEvent {
   int64_t forward = -1;
 };
 
-// What becomes of an allocation, besides its events. Numbers of events; -1:
-// never.
+// Uses of an allocation, besides its events, as numbers of events; -1: never.
 struct TracedAllocation {
   int64_t last_forward_use = -1;  // by an operator
   int64_t first_backward_use = -1;
@@ -61,11 +60,12 @@ struct TracedUse {
 class TraceLog {
  public:
   int32_t Allocated(int64_t bytes);
-  // An operator is about to use it: its values (not if it only makes a view, or
-  // is made of others), or to write them.
+  // Records that an operator is about to use an allocation: to read its
+  // `values` (not if it only makes a view, or is made of others), or to write
+  // them.
   void Used(int32_t allocation, bool values, bool written);
   void IsCast(int32_t allocation, int32_t of_parameter);
-  // After Close: nothing.
+  // Does nothing after Close.
   void Freed(int32_t allocation, int64_t bytes);
   void Operator(const std::string& name, int64_t temporary_bytes, int64_t flops,
                 int64_t moved_bytes);
@@ -73,7 +73,7 @@ class TraceLog {
   void Touched(int32_t parameter);
   void Gradient(int32_t parameter, int32_t allocation);
   void BeginBackward();
-  // In whose behalf the next events are; `forward` as in TraceEvent.
+  // Sets on whose behalf the next events are; `forward` as in TraceEvent.
   void SetUnit(int32_t unit, int64_t forward = -1);
   int32_t unit() const;
   int64_t num_events() const;

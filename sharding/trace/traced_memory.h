@@ -25,17 +25,17 @@ class TracedMemory {
   TracedMemory(const TracedMemory&) = delete;
   TracedMemory& operator=(const TracedMemory&) = delete;
 
-  // That of `storage`; null: it is not of a trace.
+  // Returns the memory of `storage`; null: it is not of a trace.
   static TracedMemory* Of(c10::StorageImpl* storage);
 
-  // A new fake one. `log` may be null: of no trace.
+  // Makes a new fake storage. `log` may be null: it belongs to no trace.
   static c10::Storage Fake(int64_t bytes, std::shared_ptr<TraceLog> log);
-  // `storage` has just been made by a kernel: its memory is followed, and
-  // known.
+  // Follows the memory of `storage`, which a kernel has just made; it is known.
   static void Follow(c10::StorageImpl* storage, std::shared_ptr<TraceLog> log);
-  // Its values are no longer known, and its data may not be looked at.
+  // Makes it fake: its values are no longer known, and its data must not be
+  // read.
   static void Forget(c10::StorageImpl* storage);
-  // As if resized to `bytes`, of which nothing is known.
+  // Resizes it to `bytes`, whose values are not known.
   static void Regrow(c10::StorageImpl* storage, int64_t bytes,
                      std::shared_ptr<TraceLog> log);
 

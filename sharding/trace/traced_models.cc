@@ -174,7 +174,7 @@ struct CnnModel : nn::Module {
   nn::Sequential layers{nullptr};
 };
 
-// The same in 16 bits.
+// A CnnModel in 16 bits.
 struct NarrowCnnModel : CnnModel {
   NarrowCnnModel() { to(torch::kBFloat16); }
   Tensor Loss() {

@@ -1,5 +1,5 @@
-// The models that traces are tried on: one of each kind that is trained, small
-// enough to train in a test, with tensors large enough to be traced.
+// Models for tests of traces: one of each common kind, small enough to train in
+// a test, with tensors large enough to be traced.
 #ifndef SHARDING_TRACE_TRACED_MODELS_H_
 #define SHARDING_TRACE_TRACED_MODELS_H_
 
@@ -18,7 +18,7 @@ struct TracedModel {
   std::function<at::Tensor()> loss;  // of a batch that it makes
 };
 
-// By name: Mlp, Gpt, Llama, Cnn, ...; what makes one.
+// Returns functions that make the models, by name: Mlp, Gpt, Llama, Cnn, ...
 const std::map<std::string, std::function<TracedModel()>>& TracedModels();
 
 }  // namespace tessera

@@ -46,7 +46,8 @@ TracedOperator::Kind KindOf(const c10::OperatorHandle& op,
   if (name == "aten::equal") return Kind::kEqual;
   if (LooksAtValues(name)) return Kind::kValues;
   if (name == "aten::set_") return Kind::kView;
-  // Of dense tensors a sparse one, which is no more than these.
+  // These make a sparse tensor of dense ones, which is no more than the dense
+  // ones.
   if (name.rfind("aten::_sparse_coo", 0) == 0) return Kind::kComposite;
   if (traced.info->aten && has(Key::CPU) && ReturnsAlias(op.schema())) {
     return Kind::kView;

@@ -1,5 +1,5 @@
 // TracedOperator: how a tracer runs an operator, from its schema and kernels.
-// Looked up once per operator and tracer.
+// It is looked up once per operator and tracer.
 #ifndef SHARDING_TRACE_TRACED_OPERATOR_H_
 #define SHARDING_TRACE_TRACED_OPERATOR_H_
 
@@ -30,7 +30,7 @@ struct TracedOperator {
   size_t returns = 0;
 
   const std::string& name() const { return info->name; }
-  // It reads or writes values of its arguments.
+  // Whether it reads or writes values of its arguments.
   bool uses_values() const {
     return info->kind == OperatorInfo::Kind::kCompute && kind != Kind::kView &&
            kind != Kind::kComposite;

@@ -147,7 +147,7 @@ void Tracer::TellUses(const TracedOperator& info,
   nodes_.try_emplace(node, Node{log_->unit(), before});
 }
 
-// Of the operators that follow.
+// Sets on whose behalf the following operators run.
 void Tracer::TellNode() {
   const auto node = torch::autograd::get_current_node();
   if (node == nullptr) return;

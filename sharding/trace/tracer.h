@@ -53,7 +53,7 @@ class Tracer {
   Tracer(const TracerOptions& options, std::shared_ptr<TraceLog> log);
   ~Tracer();
 
-  // For its life, this thread's operators run here. Not nested.
+  // Makes this thread's operators run here while it lives. Scopes do not nest.
   class Scope {
    public:
     explicit Scope(Tracer* tracer);
@@ -68,15 +68,15 @@ class Tracer {
   };
   static Tracer* Current();
 
-  // Operators that use it are told to the log as `parameter`; `module` is for
-  // messages. Before the scope.
+  // Makes the log record operators that use `t` as uses of `parameter`;
+  // `module` is for messages. Call it before the scope.
   void AddParameter(const at::Tensor& t, int32_t parameter, std::string module);
 
   // For the fallbacks.
   bool IsParameter(const at::Tensor& t) const;
   bool casts_inputs() const { return options_.cast_inputs; }
   void Begin(const at::Tensor& parameter) const;
-  // "[module] OPERATOR", of the module in use; for messages.
+  // Returns "[module] OPERATOR" with the module in use, for messages.
   std::string Where(const std::string& op) const;
   void Run(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
            torch::jit::Stack* stack);
@@ -126,8 +126,8 @@ class Tracer {
   std::vector<std::string> modules_;  // by parameter
   // Storages from outside whose values would have changed.
   absl::flat_hash_set<const c10::StorageImpl*> changed_;
-  // In which parameter's behalf a node of autograd was made, and behind how
-  // many events.
+  // On which parameter's behalf a node of autograd was made, and after how many
+  // events.
   struct Node {
     int32_t unit;
     int64_t forward;
@@ -136,7 +136,7 @@ class Tracer {
   absl::flat_hash_map<const c10::FunctionSchema*,
                       std::unique_ptr<TracedOperator>>
       operators_;
-  // Of the operator that is running: meta storages that became fake ones.
+  // Meta storages that became fake ones in the running operator.
   std::vector<std::pair<const c10::StorageImpl*, c10::Storage>> adopted_;
 };
 

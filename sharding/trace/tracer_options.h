@@ -1,4 +1,4 @@
-// What of a trace is computed nevertheless (sharding/trace/tracer.h).
+// What a trace computes nevertheless (sharding/trace/tracer.h).
 #ifndef SHARDING_TRACE_TRACER_OPTIONS_H_
 #define SHARDING_TRACE_TRACER_OPTIONS_H_
 
@@ -7,8 +7,8 @@
 namespace tessera {
 
 struct TracerOptions {
-  // Results of at most so many bytes are computed, if what they are made of is
-  // known.
+  // Results of at most so many bytes are computed, if the values that they
+  // depend on are known.
   int64_t known_bytes = 64 << 10;
   // Arguments of at most so many bytes may be made, of zeros, to find out the
   // sizes of an operator's results.

@@ -1,5 +1,5 @@
-// Absences: tensors of a trace that an engine does not keep from forward to
-// backward, though autograd would: it makes them again.
+// Absences: tensors of a trace that an engine frees between forward and
+// backward and makes again, although autograd would keep them.
 //
 //   casts of parameters   sharding/dispatch/saved_casts.h: gone after their
 //                         last use in forward, made again at the first in
@@ -22,7 +22,8 @@ struct Absence {
   int32_t cast_of = -1;  // parameter that is used to make it again
 };
 
-// Of casts of parameters that `is_owned`, by number. In no order.
+// Finds the absences of casts of parameters for which `is_owned` (by number) is
+// true, in no particular order.
 std::vector<Absence> CastAbsences(const Trace& trace,
                                   const std::vector<bool>& is_owned);
 

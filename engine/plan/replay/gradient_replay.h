@@ -21,19 +21,20 @@ class GradientReplay {
                  const GradientOptions& options, int world_size,
                  PlanLedger* held);
 
-  // A backward begins; `gradients[i]`: so many are expected of flat i. Not
-  // `reduces`: they stay on this rank.
+  // Begins a backward; `gradients[i]`: the number of gradients expected for
+  // flat i. Without `reduces` they stay on this rank.
   void Begin(const std::vector<int>& gradients, bool reduces);
-  // One of flat i is copied to the local gradient, which is there from now on.
+  // Copies a gradient of a flat to its local gradient, which exists from now
+  // on.
   void Copy(size_t flat) { EnsureLocal(flat, item_bytes(flat)); }
-  // One of flat i has arrived, and is gone.
+  // A gradient of a flat has arrived and been freed.
   void Arrived(size_t flat);
-  // The backward is over, and agreed on.
+  // Ends the backward, which ranks have agreed on.
   void End();
-  // The step was made.
+  // Drops the gradients: the step was made.
   void Zero();
 
-  // Sent by this rank for sums, without factors of W.
+  // Bytes that this rank sends for sums, without factors of the world size.
   int64_t reduced_bytes() const { return reduced_bytes_; }
   int64_t reductions() const { return reductions_; }
 

@@ -1,5 +1,4 @@
-// PlanLedger: a replay's ledger: what is held now, and what was held when it
-// was most.
+// PlanLedger: counts what a replay holds now, and what it held at its peak.
 #ifndef ENGINE_PLAN_REPLAY_PLAN_LEDGER_H_
 #define ENGINE_PLAN_REPLAY_PLAN_LEDGER_H_
 
@@ -19,14 +18,14 @@ class PlanLedger {
     }
   }
   void Remove(PlanKind kind, int64_t bytes) { now_.Add(kind, -bytes); }
-  // Held for a moment.
+  // Counts bytes that are held only for a moment.
   void Touch(PlanKind kind, int64_t bytes) {
     Add(kind, bytes);
     Remove(kind, bytes);
   }
-  // What follows happens at `moment`.
+  // Sets the moment of what follows.
   void SetMoment(int64_t moment) { moment_ = moment; }
-  // Only what follows counts.
+  // Forgets the peak: only what follows counts.
   void ResetMost() {
     most_ = now_;
     when_ = moment_;

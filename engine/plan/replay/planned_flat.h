@@ -16,19 +16,19 @@ struct PlannedFlat {
   std::string name;
   int64_t whole_numel = 0;  // P, with gaps and padding
   int64_t shard_numel = 0;  // S, that a rank owns where the stage shards
-  // Of an element.
+  // Bytes per element.
   int64_t working_bytes = 4;
   int64_t master_bytes = 0;  // with memory of its own, else 0
   int64_t reduce_bytes = 4;
   int64_t gradient_bytes = 4;
-  // While micro-batches are added up before they are reduced.
+  // Bytes per element of gradients that are added up before they are reduced.
   int64_t local_bytes = 4;
   bool keeps_sums = true;     // the step's gradient is of the sums' dtype
-  int64_t state_bytes = 4;    // of what a step computes in
-  int64_t stepped_bytes = 4;  // of a master, whose memory it may be
-  // Of 64 elements, all of their optimizer states.
+  int64_t state_bytes = 4;    // of the dtype that a step computes in
+  int64_t stepped_bytes = 4;  // of masters, in whose memory a step may compute
+  // Bytes of all optimizer states of 64 elements.
   int64_t optimizer_block_bytes = 2 * 4 * 64;
-  // Of states with shapes of their own, on every rank.
+  // Bytes of states with shapes of their own, on every rank.
   int64_t shaped_state_bytes = 0;
   bool trained = true;
   bool sharded_parameters = false;
@@ -38,21 +38,21 @@ struct PlannedFlat {
   bool parameters_elsewhere = false;
   // Sharded over one rank: what is whole is the shard itself.
   bool alone = false;
-  bool gradients_elsewhere = false;  // shards, but of two units
+  bool gradients_elsewhere = false;  // shards, except those of two units
 
   int64_t owned_numel() const {
     return sharded_optimizer ? shard_numel : whole_numel;
   }
 };
 
-// The flat as `settings` make it at a stage, over the ranks of a shard group.
-// `optimizer`: null if there is none.
+// Returns the flat as `settings` make it at a stage, over the ranks of a shard
+// group. `optimizer`: null if there is none.
 PlannedFlat PlannedFlatOf(const Settings& settings,
                           const OptimizerOptions* optimizer,
                           const FlatPlan& flat, int stage);
 
-// What it takes between steps, gradients not among it. `shared`: a host's ranks
-// have one working copy.
+// Returns what a flat takes between steps, without gradients. `shared`: a
+// host's ranks have one working copy.
 PlannedBytes BytesBetweenSteps(const PlannedFlat& flat, bool has_optimizer,
                                bool shared);
 

@@ -22,14 +22,14 @@ enum class PlanKind {
 };
 inline constexpr int kNumPlanKinds = 7;
 
-// "parameters", "masters", ...
+// Returns "parameters", "masters", ...
 absl::string_view PlanKindName(PlanKind kind);
 
 // Bytes by kind.
 class PlannedBytes {
  public:
   int64_t operator[](PlanKind kind) const { return by_kind_[Index(kind)]; }
-  // More of a kind.
+  // Adds bytes of a kind.
   void Add(PlanKind kind, int64_t bytes) {
     by_kind_[Index(kind)] += bytes;
     total_ += bytes;

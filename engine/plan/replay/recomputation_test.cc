@@ -258,7 +258,7 @@ TEST_F(RecomputationTest, WhatStaysIsElsewhereUntilTheNextOneAsks) {
   Chain(4);
   options_.recomputes = false;
   options_.moves_from = 100;
-  // Of the last module what is on its way never leaves.
+  // The last module's tensors that are on their way never leave.
   EXPECT_EQ(Result(),
             "gone, outlive; 0 away 14-36; 1 away 14-36; 2 away 20-31; 3 away "
             "20-31; 600");

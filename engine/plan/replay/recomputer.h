@@ -1,5 +1,6 @@
-// Recomputer: how a Recomputation is found (recomputation.cc), and of it what
-// is elsewhere in between (moved_activations.cc). For these two alone.
+// Recomputer: finds a Recomputation (recomputation.cc), and the activations
+// that are moved between forward and backward (moved_activations.cc). Only
+// these two files include it.
 #ifndef ENGINE_PLAN_REPLAY_RECOMPUTER_H_
 #define ENGINE_PLAN_REPLAY_RECOMPUTER_H_
 
@@ -25,29 +26,31 @@ struct TracedRegion {
   int64_t end = 0;    // the first event after it
   int64_t last_node = -1;
   std::vector<TracedOperation> operations;
-  // Once it is given up.
+  // Allocations that are given up, once the region is closed.
   std::vector<int32_t> given_up;
   std::vector<const TracedOperation*> needed;  // in order
-  // Of each allocation that its nodes saved, where in backward the first asks
-  // for it.
+  // For each allocation that its nodes saved, the event in backward at which
+  // the first node asks for it.
   std::map<int32_t, int64_t> saved;
-  // What is elsewhere in between, of these, and of what the tape alone holds.
+  // Allocations that are moved until backward, of `saved` and of those that
+  // only the tape holds.
   std::vector<int32_t> moved, moved_of_tape;
-  int64_t restored = -1;  // event before which; -1: never
+  int64_t restored = -1;  // event before which they are back; -1: never
 };
 
-// What becomes of an allocation.
+// The life of an allocation.
 struct TracedLife {
   int maker = -1;  // region
   bool held = false;
   bool cast = false;
-  bool forward = false;  // it is made there
+  bool forward = false;  // it is made in the forward
   int64_t bytes = 0;
   int64_t freed = 0;  // event; the number of events: never
   int64_t last_forward_use = -1;
   int64_t own_use = -1;    // the first by a node of its region, in backward
   int64_t other_use = -1;  // the last by another node
-  // A node of no region, or of one that leaves it where it is, asks for it.
+  // It stays, since a node asks for it that is in no region, or in one that
+  // leaves it where it is.
   bool stays = false;
   int64_t held_until = -1;  // by tapes
 };

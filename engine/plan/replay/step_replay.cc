@@ -300,7 +300,8 @@ StepReplayResult Replay::Run() {
       held_.Add(kind, bytes[kind]);
     }
   }
-  // Of many micro-batches the second is as all that follow but the last.
+  // Three micro-batches stand for any number: all between the first and the
+  // last are like the second.
   const int64_t micro_batches = std::min<int64_t>(options_.micro_batches, 3);
   StepReplayResult result;
   for (int step = 0; step < kSteps; ++step) {

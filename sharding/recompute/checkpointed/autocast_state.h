@@ -1,11 +1,11 @@
-// AutocastState: which autocast a thread is under, and a scope with the same,
-// after which it is as before, whatever was set within by calls: a run that is
-// stopped sets nothing back.
+// AutocastState: captures a thread's autocast state, and a scope restores it
+// for a while. At its end the previous state is set, whatever was set within by
+// calls: a run that is stopped early resets nothing.
 //
-// Within the scope autocast's cache is off. What the cache would change are the
-// nodes of a graph that nobody goes back through, never a value; and what it
-// would take in there, casts of inputs and of their graph, would stay until the
-// user's own autocast ends, of whatever thread.
+// Within the scope autocast's cache is off. The cache would change only nodes
+// of a graph that has no backward, never a value; and the casts of inputs that
+// it would store would stay until the user's own autocast ends, on whatever
+// thread.
 #ifndef SHARDING_RECOMPUTE_CHECKPOINTED_AUTOCAST_STATE_H_
 #define SHARDING_RECOMPUTE_CHECKPOINTED_AUTOCAST_STATE_H_
 

@@ -1,4 +1,4 @@
-// CheckpointOptions: what of a checkpointed region is kept, and how it is
+// CheckpointOptions: what is kept of a checkpointed region, and how it is
 // checked.
 #ifndef SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINT_OPTIONS_H_
 #define SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINT_OPTIONS_H_
@@ -14,10 +14,10 @@ namespace tessera {
 class Communicator;  // comm/communicator.h
 
 struct CheckpointOptions {
-  // For messages: "[blocks.3] ...".
+  // The region's name in messages: "[blocks.3] ...".
   std::string name = "checkpoint";
 
-  // Not for the operators of a region within this one.
+  // What to keep; it does not apply to operators of a region within this one.
   enum class Policy {
     kFull,  // keeps nothing
     // Keeps the results of matrix products, convolutions and attention, and
@@ -25,13 +25,13 @@ struct CheckpointOptions {
     kKeepMatmuls,
   };
   Policy policy = Policy::kFull;
-  // Besides: keeps the results of the operators of which this says so, by their
-  // names ("aten::mm", as autograd sees them: below autocast, and none that is
-  // made of others). The same answer each time.
+  // Keeps the results of further operators, by their names ("aten::mm", as
+  // autograd sees them: below autocast, and none that is made of others). It
+  // must give the same answer each time.
   std::function<bool(absl::string_view op_name)> keep;
 
-  // Compares the values of what is computed again with those of forward, by
-  // fingerprints. Sizes, dtypes and the number of tensors are always compared.
+  // Compares recomputed values with those of forward, by fingerprints. Sizes,
+  // dtypes and the number of tensors are always compared.
   enum class Check {
     kFirst,  // of the first 64 regions of each function type in the process
     kAlways,

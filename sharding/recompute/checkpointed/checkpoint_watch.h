@@ -1,12 +1,13 @@
 // CheckpointWatch: the watch of a region, in forward (ForwardWatch) or when it
-// runs again (AgainWatch). Both know what was made in the region.
+// runs again (AgainWatch). Both track what was made in the region.
 //
-// Of regions within regions the inner one's watch is the thread's; it passes on
-// what operators do, not what is saved, which is the inner one's. Which of its
-// operators are kept only the inner one says: if the outer one gave it results
-// that it has not made, it would keep other things of them than in forward.
+// With nested regions, the inner one's watch is the thread's; it passes
+// operators on to the outer one, but not what autograd saves, which belongs to
+// the inner one. Only the inner region decides which of its operators are kept:
+// if the outer one gave it results that it has not made, it would keep other
+// things of them than in forward.
 //
-// Threads: the thread's on which it was made.
+// Threads: only the one on which it was made.
 #ifndef SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINT_WATCH_H_
 #define SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINT_WATCH_H_
 
@@ -38,10 +39,10 @@ class CheckpointWatch : public OperatorWatch {
   void EndMade(const c10::OperatorHandle& op) final;
 
  protected:
-  // `outer`: which is told, too; null: none.
+  // `outer`: the outer region's watch, which is also called; null: none.
   CheckpointWatch(Frame* frame, CheckpointWatch* outer)
       : frame_(frame), outer_(outer) {}
-  // `own`: of this region, and not of one within it.
+  // `own`: the operator belongs to this region, not to one within it.
   virtual void DoBegin(const c10::OperatorHandle& op, const OperatorInfo& info,
                        torch::jit::Stack* stack, bool own) = 0;
   virtual void DoEnd(const c10::OperatorHandle& op, const OperatorInfo& info,
@@ -55,7 +56,8 @@ class CheckpointWatch : public OperatorWatch {
   void MadeInside(const at::Tensor& tensor) {
     if (tensor.has_storage()) inside_.Add(tensor.storage(), {});
   }
-  // Throws if the operator says that it writes a parameter that a flat owns.
+  // Throws if the operator declares that it writes a parameter that a flat
+  // owns.
   void RefuseParameters(const OperatorInfo& info,
                         const torch::jit::Stack& stack) const;
   const std::optional<c10::OperatorHandle>& running() const { return running_; }

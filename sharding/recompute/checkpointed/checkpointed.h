@@ -1,5 +1,5 @@
-// Checkpointed: activation checkpointing. Of what autograd would keep of a
-// function for backward, nothing is kept; backward runs the function again.
+// Checkpointed: activation checkpointing. Nothing that autograd would save in a
+// function is kept for backward; backward runs the function again.
 //
 //   at::Tensor y = Checkpointed([&](const at::Tensor& x) { return block(x); },
 //                               x);
@@ -7,10 +7,10 @@
 //   options.name = "block 3";
 //   auto [a, b] = Checkpointed(options, function, x, mask, 0.5);
 //
-// What torch.utils.checkpoint(use_reentrant=False) is, to the bit of what
-// would be without it: the graph is autograd's own, so any number of inputs and
-// outputs, inputs without gradients, retain_graph, double backward and nesting
-// work. Beyond that:
+// It is torch.utils.checkpoint(use_reentrant=False), with the bits of a run
+// without it: the graph is autograd's own, so any number of inputs and outputs,
+// inputs without gradients, retain_graph, double backward and nesting work.
+// Beyond that:
 //   - what the function writes outside of itself (running statistics, counters,
 //     an input in place) is written once, and what it reads there is what it
 //     read in forward (the storage of what it writes is kept as it was before);
@@ -52,16 +52,17 @@
 namespace tessera {
 namespace checkpoint_internal {
 
-// Runs the function with these tensors in the places of its inputs'.
+// Runs the function with these tensors in place of those in its inputs.
 using Rerun = std::function<void(std::vector<at::Tensor>)>;
 
-// Whether a graph is made on this thread.
+// Returns whether autograd builds a graph on this thread.
 bool GraphIsMade();
 
-// What autograd saves on this thread is the region's, for its life.
+// Makes what autograd saves on this thread belong to the region, while it
+// lives.
 class Forward {
  public:
-  // `regions` counts those of the function's type.
+  // `regions` counts the regions of the function's type.
   Forward(const CheckpointOptions& options, std::atomic<int64_t>* regions,
           const std::vector<at::Tensor>& inputs, Rerun rerun);
   ~Forward();
@@ -88,7 +89,7 @@ std::atomic<int64_t>* RegionsOf() {
   return &regions;
 }
 
-// As the argument that was given: an lvalue, or an rvalue.
+// Passes `value` as the original argument was: as an lvalue or an rvalue.
 template <typename Arg, typename Value>
 decltype(auto) As(Value& value) {
   if constexpr (std::is_lvalue_reference_v<Arg>) {

@@ -13,18 +13,17 @@
 namespace tessera {
 
 struct SequentialOptions {
-  // Of each segment; its number is put behind the name.
+  // Options of each segment; its number is appended to the name.
   CheckpointOptions each;
-  // Only each `every`-th segment is computed again, from the first one on.
+  // Only every `every`-th segment is recomputed, from the first one on.
   int every = 1;
-  // The last segment is kept in any case (as by torch.utils.checkpoint): its
-  // backward comes first, so its memory would be back at once. False: it is
-  // not.
+  // Keeps the last segment (as torch.utils.checkpoint does): its backward comes
+  // first, so its memory would be needed again at once.
   bool keep_last = true;
 };
 
-// x through all modules, in `segments` segments as even as can be. A segment's
-// modules take one tensor and give one. LOCAL. Throws InvalidArgument if
+// Runs x through all modules, in `segments` segments as even as possible. Each
+// module takes one tensor and returns one. LOCAL. Throws InvalidArgument if
 // `segments` is not in 1..number of modules, or `every` is below 1.
 at::Tensor CheckpointedSequential(
     const std::vector<torch::nn::AnyModule>& modules, int segments,

@@ -42,13 +42,13 @@ class Frame final : public RecomputedPart {
  public:
   using Rerun = std::function<void(std::vector<at::Tensor>)>;
 
-  // Of forward on this thread, before it. `outer` (may be null) is told of what
-  // is kept. `prints`: values are compared.
+  // Made before the forward, on its thread. `outer` (may be null) is called for
+  // what is kept. `prints`: values are compared.
   Frame(const CheckpointOptions& options, bool prints,
         const std::vector<at::Tensor>& inputs, Rerun rerun,
         OperatorWatch* outer);
 
-  // ---- forward
+  // ---- Forward.
   std::shared_ptr<SavedSlot> AddSlot(
       const at::Tensor& tensor, const std::optional<c10::OperatorHandle>& op);
   void EndForward() {
@@ -56,16 +56,15 @@ class Frame final : public RecomputedPart {
     forward_ended_ = true;
   }
 
-  // ---- backward, by AgainWatch
-  // One run of the function again.
+  // ---- Backward, called by AgainWatch. One run of the function again.
   struct Again {
     int64_t asked;  // slot, of which `value` becomes the value
     int64_t last;   // slot that is alive
     int64_t task;
     Value value;
   };
-  // Fills a slot that is alive. Throws unless `tensor` is as it was in forward,
-  // and if that had fewer slots. Whether it was the last one.
+  // Fills a slot that is alive; returns whether it was the last one. Throws if
+  // `tensor` differs from forward's, or if forward had fewer slots.
   bool Fill(int64_t number, const at::Tensor& tensor, absl::string_view op_name,
             Again* again);
 
@@ -73,13 +72,13 @@ class Frame final : public RecomputedPart {
 
   const CheckpointOptions options;
   const bool prints;
-  // Written in forward, read later.
+  // These are written in forward and read later.
   KeptInputs inputs;
   OutsideWrites writes;
   OutsideReads reads;
   std::vector<KeptOperator> kept_operators;
-  // Of what the function used when it ran again, until the backward of that is
-  // over: it uses the same.
+  // Pins of the parameters that the function used when it ran again, until the
+  // backward of that is over, which uses the same.
   BackwardPins pins;
 
  private:
@@ -93,13 +92,13 @@ class Frame final : public RecomputedPart {
   const Rerun rerun_;
   const GeneratorStates generators_;
   const AutocastState autocast_;
-  // The generators have moved in forward: where they have not they are left
-  // alone, for other threads draw from them, too.
+  // Forward has drawn from the generators. Where it has not they are left
+  // alone, since other threads draw from them, too.
   bool draws_ = true;
   std::atomic<bool> forward_ended_{false};
 };
 
-// Ends a run when all that is needed is there. Thrown from Save.
+// RunIsDone: thrown from Save, ends a run when all that is needed is there.
 class RunIsDone : public std::exception {
  public:
   const char* what() const noexcept override {

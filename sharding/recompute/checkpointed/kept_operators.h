@@ -1,8 +1,8 @@
-// KeptOperators: what a region keeps of operators that are not to run again.
+// KeptOperators: what a region keeps of operators that must not run again.
 //
-// Of such an operator its results are kept, and of which argument or result
-// each tensor was that autograd saved in it. When it comes again, these saved
-// tensors are filled in and the kept results given out.
+// For such an operator its results are kept, and for each tensor that autograd
+// saved in it, which argument or result it was. When it comes again, these
+// saved tensors are filled in and the kept results returned.
 #ifndef SHARDING_RECOMPUTE_CHECKPOINTED_KEPT_OPERATORS_H_
 #define SHARDING_RECOMPUTE_CHECKPOINTED_KEPT_OPERATORS_H_
 
@@ -26,7 +26,7 @@
 
 namespace tessera {
 
-// Whether `options` have the operator's results kept. The same each time.
+// Returns whether `options` keep the operator's results; the same each time.
 bool IsKept(const CheckpointOptions& options, const OperatorInfo& info);
 
 struct KeptOperator {
@@ -83,7 +83,7 @@ class KeptOperatorsBuilder {
     size_t op, result;
     at::Tensor tensor;
   };
-  // Of results that have not been written since.
+  // Places of results that have not been written since.
   absl::flat_hash_map<const c10::StorageImpl*, std::vector<Place>> places_;
 };
 

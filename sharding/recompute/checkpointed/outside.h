@@ -1,11 +1,11 @@
-// What a region has to do with tensors that were not made in it.
+// Tracks what a region does with tensors that were not made in it.
 //
 //   forward       reads: at which versions    OutsideReads
 //                 writes: what was there      OutsideWrites
 //   again         both go to copies of that   Redirects
 //
-// What is known of storages is known by weak references (storage_map.h): one
-// that was made in the region is no outside.
+// Storages are held by weak references (storage_map.h); one that was made in
+// the region is not outside.
 //
 // Threads: none of its own; one region's forward and each run again are one
 // thread's.
@@ -35,9 +35,9 @@ class OutsideWrites {
   }
   // Keeps all of `tensor`'s storage, which is about to be written.
   void Keep(const at::Tensor& tensor, OperatorWatch* outer);
-  // Gives it up if the storage holds the same still: it was not written.
+  // Drops the copy if the storage still holds the same: it was not written.
   void DropUnchanged(const at::Tensor& tensor);
-  // The bytes from before; undefined if it was not written.
+  // Returns the bytes from before; undefined if it was not written.
   at::Tensor Before(const c10::StorageImpl* storage) const;
   // Whether it had a gradient then. REQUIRES: it was written.
   bool RequiredGrad(const c10::StorageImpl* storage) const {

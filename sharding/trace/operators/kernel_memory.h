@@ -1,6 +1,6 @@
-// Kernel memory: what CPU kernels of libtorch take from its allocator while
-// they run, and free before they return: buffers of each thread, copies in
-// another layout. Where it is small, as for most operators, it counts as none.
+// Kernel memory: memory that libtorch's CPU kernels allocate while they run and
+// free before they return: buffers of each thread, copies in another layout.
+// Where it is small, as for most operators, it counts as 0.
 #ifndef SHARDING_TRACE_OPERATORS_KERNEL_MEMORY_H_
 #define SHARDING_TRACE_OPERATORS_KERNEL_MEMORY_H_
 
@@ -11,7 +11,8 @@
 
 namespace tessera {
 
-// Bytes; `args` and `results` on meta. By at::get_num_threads().
+// Returns the bytes, for at::get_num_threads() threads; `args` and `results`
+// are on meta.
 int64_t KernelMemory(const std::string& name, const OperatorArguments& args,
                      const OperatorResults& results);
 

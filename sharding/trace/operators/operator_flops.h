@@ -1,4 +1,4 @@
-// What an operator has to do, which is what takes its time.
+// The work of an operator, which determines its time.
 //
 //   flops   multiplications and additions of products of matrices,
 //           convolutions, attention: a multiplication and an addition count as
@@ -15,8 +15,8 @@
 
 namespace tessera {
 
-// Of "aten::mm", without an overload's name; of tensors only sizes are looked
-// at. What such an operator calls itself counts with it.
+// `name` is "aten::mm", without an overload's name; only sizes of tensors are
+// looked at. Operators that it calls itself count with it.
 bool HasOperatorFlops(const std::string& name);
 int64_t OperatorFlops(const std::string& name, const OperatorArguments& args,
                       const OperatorResults& results);

@@ -24,8 +24,8 @@ void CheckList(const char* name, const std::vector<int64_t>& list,
               "=", at::IntArrayRef(list));
 }
 
-// Of the channels on both sides; `weight` [out, in / groups, ...], or
-// transposed [in, out / groups, ...].
+// Checks the channels of input and weight; `weight` is [out, in / groups, ...],
+// or transposed [in, out / groups, ...].
 void CheckChannels(const at::Tensor& input, const at::Tensor& weight,
                    const at::Tensor& bias, bool transposed, int64_t groups) {
   TORCH_CHECK(groups > 0,

@@ -1,6 +1,6 @@
-// Shape checks: what libtorch's kernels refuse, in their words, of the
-// operators whose results a rule tells (shape_rules.h): a rule makes something
-// of any arguments, and a plan of a wrong model would be a wrong plan. Throw
+// Shape checks: refuse arguments that libtorch's kernels refuse, with their
+// messages, for operators whose results a rule computes (shape_rules.h): a rule
+// accepts any arguments, and a plan of a wrong model would be wrong. They throw
 // c10::Error.
 #ifndef SHARDING_TRACE_OPERATORS_SHAPE_CHECKS_H_
 #define SHARDING_TRACE_OPERATORS_SHAPE_CHECKS_H_
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Arguments as those of the aten operator.
+// `args` are the aten operator's arguments.
 void CheckConvolution(const OperatorArguments& args);
 void CheckLayerNorm(const OperatorArguments& args);
 void CheckGroupNorm(const OperatorArguments& args);

@@ -14,7 +14,7 @@ template <size_t I>
 Results Like(const Args& args) {
   return {at::empty_like(args.tensor(I))};
 }
-// The same, but always contiguous.
+// Returns a contiguous result of the sizes of argument I.
 template <size_t I>
 Results ContiguousLike(const Args& args) {
   return {at::empty_like(args.tensor(I), at::MemoryFormat::Contiguous)};

@@ -1,9 +1,9 @@
-// Shape rules: the results of operators for which libtorch has no kernel of the
-// meta device in C++: their sizes, strides and dtypes, as those of the CPU
-// kernel. Checked against the kernels by shape_rules_test.cc.
+// Shape rules: compute sizes, strides and dtypes of the results of operators
+// for which libtorch has no kernel of the meta device in C++, as the CPU kernel
+// would. shape_rules_test.cc checks them against the kernels.
 //
 // A rule is given the operator's arguments on meta and makes its results there;
-// a result may be an argument. It runs with nothing else looking on.
+// a result may be an argument. Nothing follows the operators that it calls.
 #ifndef SHARDING_TRACE_OPERATORS_SHAPE_RULES_H_
 #define SHARDING_TRACE_OPERATORS_SHAPE_RULES_H_
 
@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// An operator's arguments, by place.
+// OperatorArguments: an operator's arguments, by position.
 class OperatorArguments {
  public:
   explicit OperatorArguments(const torch::jit::Stack& values)
@@ -43,16 +43,17 @@ class OperatorArguments {
 using OperatorResults = std::vector<c10::IValue>;
 using ShapeRule = OperatorResults (*)(const OperatorArguments& args);
 
-// That of "aten::where.self", "aten::relu"; null: there is none. Behind
-// "NAME if large": an estimate, for what would rather be computed on zeros.
+// Returns the rule of "aten::where.self" or "aten::relu"; null: there is none.
+// "NAME if large" has an estimate, for operators that are better computed on
+// zeros.
 ShapeRule FindShapeRule(const std::string& name);
 
 // Parts of the table.
 using ShapeRules = std::vector<std::pair<const char*, ShapeRule>>;
 ShapeRules LayerShapeRules();
 
-// Sizes of a convolution's result, channels included. Arguments as those of
-// aten::convolution.
+// Returns the sizes of a convolution's result, channels included. `args` are
+// those of aten::convolution.
 std::vector<int64_t> ConvolutionSizes(const OperatorArguments& args);
 
 }  // namespace tessera
