@@ -308,7 +308,10 @@ absl::Status PlanAndEnd(const torch::nn::Module& module,
                         comm));
   PlanOptions plan =
       PlanOptionsOf(*resolved, options, memory, device.is_cpu(), *comm);
-  plan.shared_working_copy &= plan_world == comm->world_size();
+  if (plan_world != comm->world_size()) {  // another group than this one
+    plan.shared_working_copy = false;
+    plan.backend.clear();
+  }
   plan.world_size = plan_world;
   if (device.is_cpu()) {
     TESSERA_ASSIGN_OR_RETURN(const Rates rates, RatesOf(*resolved, comm));

@@ -138,7 +138,8 @@ FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
 }
 
 at::Tensor FlatBuffer::Bytes(Range range) const {
-  return ViewOf(tensor_, at::kByte, range.begin * item_bytes_,
+  return ViewOf(tensor_, at::kByte,
+                (tensor_.storage_offset() + range.begin) * item_bytes_,
                 range.numel() * item_bytes_);
 }
 

@@ -103,17 +103,25 @@ GroupCommunicator::~GroupCommunicator() {
 }
 
 // Holds nothing of this, nor the transport: that may outlive this.
+//
+// The domain is held weakly: its monitor's thread may be the last to hold the
+// transport (WatchedGroup::abort), and the domain must not end on that thread,
+// which its end waits for.
 WaitListener GroupCommunicator::MakeListener() const {
+  const std::weak_ptr<FailureDomain> weak = domain_;
   WaitListener listener;
   listener.names = watched_->ranks;
-  listener.awaited = [domain = domain_, names = watched_->ranks](int peer) {
-    domain->monitor().SetAwaited(peer < 0 ? -1 : names[peer]);
+  listener.awaited = [weak, names = watched_->ranks](int peer) {
+    if (const auto domain = weak.lock()) {
+      domain->monitor().SetAwaited(peer < 0 ? -1 : names[peer]);
+    }
   };
   listener.waited = [log = log_](int peer, absl::Duration waited) {
     log->AddWait(peer, waited);
   };
-  listener.end_of = [domain = domain_, names = watched_->ranks](int peer) {
-    return domain->EndOf(names[peer]);
+  listener.end_of = [weak, names = watched_->ranks](int peer) {
+    const auto domain = weak.lock();
+    return domain != nullptr ? domain->EndOf(names[peer]) : absl::OkStatus();
   };
   return listener;
 }

@@ -148,6 +148,7 @@ void FlatParameter::DropMemory(Life life) {
   uses_.Keep(copy_->whole().View());
   copy_->Drop();
   states_->Drop(ShardStates::kMasters);
+  states_->Drop(ShardStates::kGradient);
   life_ = life;
 }
 

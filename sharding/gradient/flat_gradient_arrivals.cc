@@ -1,4 +1,4 @@
-// How gradients arrive in the local flat gradient: Add, Fold and Lend.
+// How gradients arrive in the local flat gradient: Add and Fold.
 //
 // Why an arrival is not simply added to its place: the bits are to be those of
 // plain libtorch, which accumulates into .grad in the gradient's own dtype. The

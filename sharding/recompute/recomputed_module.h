@@ -45,6 +45,8 @@ class RecomputedUnits::Shared : public std::enable_shared_from_this<Shared> {
 
   const RecomputeOptions options;
   std::atomic<int64_t> backwards{0};  // begun
+  const std::shared_ptr<ComputedParts> computed =
+      std::make_shared<ComputedParts>();
   absl::Mutex mutex;
   int64_t kept_bytes ABSL_GUARDED_BY(mutex) = 0;  // of the budget
   RecomputeReport report ABSL_GUARDED_BY(mutex);
@@ -62,7 +64,8 @@ class RecomputedUnits::Module {
     const RecomputeOptions& options = shared_->options;
     return std::make_shared<Region>(
         name_,
-        Region::Options{options.keeps, options.store, options.recomputes},
+        Region::Options{options.keeps, options.store, options.recomputes,
+                        shared_->computed},
         outside);
   }
   bool is_kept() const { return is_kept_; }

@@ -42,8 +42,8 @@ bool RecomputedPart::IsFilled(Slot* slot, int64_t task) {
 
 RecomputedPart::Value RecomputedPart::Take(Slot* slot, int64_t task) {
   absl::MutexLock lock(&values_mutex_);
-  Value value = std::exchange(slot->value_, Value());
-  return slot->task_ == task ? value : Value();
+  if (slot->task_ != task) return Value();
+  return std::exchange(slot->value_, Value());
 }
 
 at::Tensor RecomputedPart::Unpack(Slot* slot) {
@@ -70,15 +70,35 @@ at::Tensor RecomputedPart::Unpack(Slot* slot) {
   return std::move(value.tensor);
 }
 
-void RecomputedPart::EndTask(int64_t task) {
-  TaskIsOver();
+void RecomputedPart::Drop(std::optional<int64_t> task) {
   std::vector<at::Tensor> dropped;  // after the lock
   absl::MutexLock lock(&values_mutex_);
   for (const auto& weak : slots_) {
     const auto slot = weak.lock();
-    if (slot == nullptr || slot->task_ != task) continue;
+    if (slot == nullptr || slot->task_ != task.value_or(slot->task_)) continue;
     dropped.push_back(std::move(slot->value_.tensor));
     slot->value_ = Value();
+  }
+}
+
+void RecomputedPart::EndTask(int64_t task) {
+  TaskIsOver();
+  Drop(task);
+}
+
+void ComputedParts::Add(std::weak_ptr<RecomputedPart> part) {
+  absl::MutexLock lock(&mutex_);
+  parts_.push_back(std::move(part));
+}
+
+void ComputedParts::DropValues() {
+  std::vector<std::weak_ptr<RecomputedPart>> parts;
+  {
+    absl::MutexLock lock(&mutex_);
+    parts.swap(parts_);
+  }
+  for (const auto& weak : parts) {
+    if (const auto part = weak.lock()) part->DropValues();
   }
 }
 

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -62,6 +63,9 @@ class RecomputedPart : public std::enable_shared_from_this<RecomputedPart> {
   RecomputedPart& operator=(const RecomputedPart&) = delete;
 
   const std::string& name() const { return name_; }
+  // Drops all values that wait for autograd. A graph task that fails drops
+  // none: libtorch does not call what is queued for its end.
+  void DropValues() { Drop(std::nullopt); }
 
  protected:
   // Computes the value of `slot` for graph task `task` (-1: none runs), and
@@ -85,12 +89,25 @@ class RecomputedPart : public std::enable_shared_from_this<RecomputedPart> {
  private:
   at::Tensor Unpack(Slot* slot);
   void EndTask(int64_t task);
+  // The values of one graph task, or of all.
+  void Drop(std::optional<int64_t> task);
 
   const std::string name_;
   absl::Mutex values_mutex_;
   std::vector<std::weak_ptr<Slot>> slots_ ABSL_GUARDED_BY(values_mutex_);
   int64_t ends_with_ ABSL_GUARDED_BY(values_mutex_) =
       -1;  // task that calls EndTask
+};
+
+// The parts that have computed values since the last DropValues. Any thread.
+class ComputedParts {
+ public:
+  void Add(std::weak_ptr<RecomputedPart> part);
+  void DropValues();
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<std::weak_ptr<RecomputedPart>> parts_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

@@ -228,6 +228,7 @@ void RecomputedUnits::EndForward() {
 }
 
 void RecomputedUnits::EndBackward() {
+  shared_->computed->DropValues();
   if (shared_->options.store != nullptr) shared_->options.store->DropFetched();
 }
 

@@ -136,6 +136,7 @@ int64_t Region::Prepare() {
 absl::Status Region::Verify() {
   absl::Status same;
   const absl::Status run = CatchTorch(tape_.name(), [&] {
+    if (options_.computed != nullptr) options_.computed->Add(weak_from_this());
     const std::vector<c10::Storage> restored = tape_.Replay();
     for (size_t i = 0; i < given_up_.size() && same.ok(); ++i) {
       const auto slot = given_up_[i].lock();

@@ -41,6 +41,8 @@ class Region final : public RecomputedPart {
     std::shared_ptr<ActivationStore> store;
     // False: nothing is recomputed.
     bool records = true;
+    // It is told when the region recomputes; null: nobody is.
+    std::shared_ptr<ComputedParts> computed;
   };
   // `outside` is the thread's, until the region is closed.
   Region(const std::string& name, Options options, OutsideTensors* outside);
