@@ -124,7 +124,7 @@ class UpdateStream {
   struct Pushed {
     CommFuture computed, written;
   };
-  // LOCAL, ASYNC.
+  // Queues an update. LOCAL, ASYNC.
   Pushed Push(StreamedUpdate update);
 
   struct Unit;
