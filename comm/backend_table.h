@@ -38,8 +38,9 @@ struct TransportMemory {
 struct BackendInfo {
   absl::string_view name;
   bool of_devices = false;  // wants a GPU on each rank
-  // Of a rank of two and more. `nccl`: its environment variables, of which
-  // NCCL_BUFFSIZE and NCCL_MAX_NCHANNELS count.
+  // Returns the memory that a rank needs among `ranks`, at least two. `nccl`:
+  // NCCL's environment variables, of which NCCL_BUFFSIZE and NCCL_MAX_NCHANNELS
+  // count.
   TransportMemory (*memory)(int ranks,
                             const std::map<std::string, std::string>& nccl);
 };

@@ -58,9 +58,9 @@ absl::Status CheckCall(const CommCall& call, int rank, int world_size);
 CommCall TextsWithin(const CommCall& call, std::string text,
                      std::vector<std::string>* texts);
 
-// Of what only moves parts from rank to rank (all-to-all, send-receive): by
-// rank what it is sent, and what comes from it; undefined: nothing. All parts
-// have one length.
+// Parts of a call that only moves them from rank to rank (all-to-all,
+// send-receive): by rank, what it is sent and what comes from it; undefined:
+// nothing. All parts have one length.
 struct MovedParts {
   std::vector<at::Tensor> sent, received;
   int64_t bytes = 0;  // of a part

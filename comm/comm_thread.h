@@ -75,7 +75,7 @@ class CommThread {
 
   // The process's own. Never destroyed.
   static CommThread& Get();
-  // The same, for the ends of collectives on devices.
+  // Returns the thread for the ends of collectives on devices.
   static CommThread& OfDevices();
 
   explicit CommThread(std::string name = "tessera-comm")

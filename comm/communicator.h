@@ -74,7 +74,7 @@ struct CommTag {
   CommTag(std::string what = "",  // NOLINT: {"..."} makes one
           CallSite site = CallSite::Here())
       : what(std::move(what)), site(site) {}
-  // The same, whose waits are counted for this reason (base/trace/exposed.h).
+  // Makes waits for the call count for this reason (base/trace/exposed.h).
   CommTag For(WaitReason why) && {
     reason = why;
     return std::move(*this);
@@ -142,7 +142,7 @@ class Communicator {
   // from that rank. COLLECTIVE, ASYNC; each rank sends S elements to one.
   CommFuture SendReceive(at::Tensor sent, int to, at::Tensor received, int from,
                          CommTag tag);
-  // The same, where this rank sends only, or receives only.
+  // As SendReceive, where this rank only sends, or only receives.
   CommFuture Send(at::Tensor tensor, int to, CommTag tag) {
     return SendReceive(tensor, to, tensor, /*from=*/-1, std::move(tag));
   }

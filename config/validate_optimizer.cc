@@ -20,9 +20,9 @@ namespace {
 
 using google::protobuf::FieldDescriptor;
 
-// Those of DeepSpeed, in any case, as it reads them; and those of torch.optim,
-// as they are spelled. Which of them run here, and others, in any case: the
-// table of optim/algorithms.
+// Names of DeepSpeed's optimizers, which are compared without case, as
+// DeepSpeed does, and of torch.optim's, as they are spelled. The table in
+// optim/algorithms has those that run here, compared without case.
 constexpr const char* kDeepSpeed[] = {
     "Adam",   "AdamW",   "Adagrad", "Lamb",       "Lion",       "Muon",
     "MuAdam", "MuAdamW", "MuSGD",   "OneBitAdam", "OneBitLamb", "ZeroOneAdam"};
@@ -38,7 +38,7 @@ bool Has(const AlgorithmRow& row, const std::string& field) {
                      [&](const ConfigField& own) { return field == own.name; });
 }
 
-// The name as it is spelled; "" if there is none such.
+// Returns the name as it is spelled; "" if there is no such name.
 template <typename Equal>
 std::string Find(const std::vector<std::string>& names, const std::string& name,
                  Equal equal) {
@@ -62,7 +62,7 @@ void Append(const Names& names, std::vector<std::string>* all) {
   all->insert(all->end(), std::begin(names), std::end(names));
 }
 
-// `params`: OptimizerParams or GroupParams.
+// `params` is OptimizerParams or GroupParams.
 void CheckParameters(const google::protobuf::Message& params,
                      const std::string& path, const AlgorithmRow& row,
                      Faults* faults) {
@@ -80,7 +80,7 @@ void CheckParameters(const google::protobuf::Message& params,
   }
 }
 
-// Unless it has a value.
+// Sets a field unless it has a value.
 void SetField(const std::string& name, double value,
               proto::OptimizerParams* params) {
   const FieldDescriptor* const field =
@@ -162,7 +162,7 @@ void CheckTogether(const AlgorithmRow& row, const OptimizerOptions& options,
   }
 }
 
-// The options of all parameters that the algorithm is for.
+// Returns the options of all parameters that the algorithm is for.
 OptimizerOptions ResolveParameters(Algorithm algorithm, bool bf16_states,
                                    proto::OptimizerParams* params,
                                    Faults* faults) {
@@ -193,7 +193,7 @@ bool IsReserved(const std::string& group) {
   return group == "default" || group == "no_decay" || group == "muon";
 }
 
-// `options`: those of no group.
+// `options`: those of parameters in no group.
 void ResolveGroup(int number, OptimizerOptions options,
                   proto::Optimizer* optimizer, Faults* faults) {
   const AlgorithmRow& row = RowOf(options.algorithm);

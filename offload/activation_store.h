@@ -1,15 +1,14 @@
-// ActivationStore: memory that a forward leaves for its backward, elsewhere in
-// between: that of a device in pinned memory of the host, that of the CPU on a
-// disk.
+// ActivationStore: moves memory that a forward saves for its backward away in
+// the meantime: a device's to pinned memory of the host, the CPU's to a disk.
 //
 //   forward    Put ... Put | Put ... Put | ...      groups: of a module each
 //   backward   Get of the last group, while the one before it comes back
 //
-// Putting goes on behind the forward: so many as kUnderWay are on their way
-// out, and the next one waits (on a device its stream does, not the host). The
-// first Get of a memory has all of its group come back, and the group before,
-// so that backward finds it there. What came back is the caller's alone; asked
-// for when nobody has it any more it comes again.
+// Puts run behind the forward: up to kUnderWay are on their way out, and the
+// next one waits (on a device its stream does, not the host). The first Get of
+// a memory brings back its whole group, and the group before, so that backward
+// finds it there. Memory that came back belongs to the caller only; if it is
+// asked for after it was freed, it is brought back again.
 //
 // Sources: DeepSpeed's cpu_checkpointing; ZeRO-Infinity (arXiv 2104.07857),
 // section 5.1.2.
@@ -39,7 +38,7 @@ namespace tessera {
 
 struct ActivationStats {  // since Create
   int64_t bytes_out = 0, bytes_back = 0;
-  int64_t gone = 0;  // bytes that have room elsewhere now
+  int64_t gone = 0;  // bytes that are moved away now
 };
 
 class ActivationStore : public std::enable_shared_from_this<ActivationStore> {
@@ -47,30 +46,33 @@ class ActivationStore : public std::enable_shared_from_this<ActivationStore> {
   static constexpr size_t kUnderWay = 2;
   static constexpr int64_t kMostUnused = 32;
 
-  // `disk`: where memory of the CPU goes; null: memory of devices goes to the
-  // host. What has fewer bytes stays where it is.
+  // Makes a store. `disk`: where memory of the CPU goes; null: memory of
+  // devices goes to the host. Memory of fewer than `least_bytes` stays where it
+  // is.
   static std::shared_ptr<ActivationStore> Create(std::shared_ptr<SwapFile> disk,
                                                  int64_t least_bytes);
 
-  // This memory stays, since it is there all the time: a module's buffer.
-  // Before the first group.
+  // Makes memory stay that exists all the time, such as a module's buffer. Call
+  // it before the first group.
   void Leave(const c10::Storage& storage) {
     left_.insert_or_assign(storage.unsafeGetStorageImpl(),
                            storage.getWeakStorageImpl());
   }
 
-  // A memory that is elsewhere; its room is free again when nobody has this.
+  // A memory that was moved away; its room is freed with the last reference to
+  // this.
   class Entry;
   using Stored = std::shared_ptr<Entry>;
 
-  // What comes back together; of one thread.
+  // Memory that comes back together. It is used by one thread.
   class Group {
    public:
-    // The memory as it is now goes there; the same one for the same memory and
-    // version. Null: it stays, since it is small, or not where this store takes
-    // from, or what is `used` of it, in bytes, is less than a kMostUnused-th: a
-    // batch of a data set is a view of all of that. ResourceExhausted. ASYNC:
-    // nobody writes to it before AwaitOut, but may free it.
+    // Moves a memory away as it is now; returns the same Stored for the same
+    // memory and version. Null: it stays, since it is small, or not of a kind
+    // that this store takes, or less than a kMostUnused-th of it is `used` (in
+    // bytes), as with a batch that is a view of a whole data set.
+    // ResourceExhausted. ASYNC: the memory must not be written to before
+    // AwaitOut, but may be freed.
     absl::StatusOr<Stored> Put(const c10::Storage& storage, int64_t used,
                                int64_t version, const std::string& what);
     const std::shared_ptr<ActivationStore>& store() const { return store_; }
@@ -90,13 +92,13 @@ class ActivationStore : public std::enable_shared_from_this<ActivationStore> {
   };
   Group NewGroup();
 
-  // The memory that it was may be written to, by what this thread's current
-  // stream is given from here on. With a disk blocking.
+  // Waits until the original memory may be written to, by work that this
+  // thread's current stream is given from here on. Blocking with a disk.
   void AwaitOut(const Stored& stored);
-  // What it was, on its device, for this thread's current stream. With a disk
-  // blocking, and its errors; ResourceExhausted.
+  // Brings the memory back, on its device, for this thread's current stream.
+  // Blocking with a disk, and returns its errors; ResourceExhausted.
   absl::StatusOr<c10::Storage> Get(const Stored& stored);
-  // A backward has ended: what came back and was not asked for goes.
+  // Frees, at the end of a backward, what came back and was not asked for.
   void DropFetched();
 
   ActivationStats stats() const;
@@ -114,7 +116,7 @@ class ActivationStore : public std::enable_shared_from_this<ActivationStore> {
 
   const std::shared_ptr<SwapFile> disk_;
   const int64_t least_bytes_;
-  // Weak, so that none of another gets an address of these.
+  // Weak references, so that no other storage gets one of these addresses.
   absl::flat_hash_map<const c10::StorageImpl*,
                       c10::weak_intrusive_ptr<c10::StorageImpl>>
       left_;
@@ -123,7 +125,7 @@ class ActivationStore : public std::enable_shared_from_this<ActivationStore> {
   using Entries = std::vector<std::weak_ptr<Entry>>;
   int64_t groups_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<int64_t, Entries> by_group_ ABSL_GUARDED_BY(mutex_);
-  // On their way out, the oldest first.
+  // Entries on their way out, the oldest first.
   std::deque<std::weak_ptr<Entry>> leaving_ ABSL_GUARDED_BY(mutex_);
   ActivationStats stats_ ABSL_GUARDED_BY(mutex_);  // but `gone`
 };

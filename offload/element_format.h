@@ -1,4 +1,5 @@
-// ElementFormat: how the elements of a state lie in memory, and so on a disk:
+// ElementFormat: describes how the elements of a state lie in memory, and in
+// the same way on a disk:
 //
 //   one by one    | x0 | x1 | x2 | ...         numbers of a dtype
 //   in blocks     | x0 .. x63 | x64 .. | ...   a block's elements in so many
@@ -28,11 +29,12 @@ struct ElementFormat {
   }
 
   bool in_blocks() const { return block_numel != 1; }
-  // Of the first `numel` elements.
+  // Returns the bytes of the first `numel` elements.
   int64_t BytesOf(int64_t numel) const {
     return (numel + block_numel - 1) / block_numel * block_bytes;
   }
-  // Where elements lie in a tensor of them. REQUIRES: they begin with a block.
+  // Returns where elements lie in a tensor of them. REQUIRES: they begin with a
+  // block.
   Range InTensor(Range elements) const {
     if (!in_blocks()) return elements;
     const int64_t begin = BytesOf(elements.begin);

@@ -24,15 +24,15 @@ namespace tessera {
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;
-  // Zeros. Waits for what devices do with memory that was freed before, if it
-  // is that. ResourceExhausted names kind and size. LOCAL.
+  // Allocates zeros. If the memory was freed before, waits for devices that
+  // still use it. ResourceExhausted names kind and size. LOCAL.
   static absl::StatusOr<PinnedBuffer> Allocate(int64_t numel,
                                                at::ScalarType dtype,
                                                MemoryKind kind);
   PinnedBuffer(PinnedBuffer&& other) noexcept { *this = std::move(other); }
   PinnedBuffer& operator=(PinnedBuffer&& other) noexcept;
   ~PinnedBuffer() { Reset(); }
-  // Nobody uses it from these points on. ASYNC.
+  // Frees the buffer, which nobody uses after the points `uses`. ASYNC.
   void Reset(std::vector<StreamPoint> uses = {});
 
   bool defined() const { return tensor_.defined(); }
@@ -45,7 +45,7 @@ class PinnedBuffer {
   at::Tensor tensor_;  // a view of its chunk
 };
 
-// Bytes of all chunks.
+// Returns the bytes of all chunks.
 int64_t PinnedChunkBytes();
 
 }  // namespace tessera

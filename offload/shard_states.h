@@ -1,5 +1,5 @@
-// ShardStates: the table of what a rank keeps of one flat parameter from step
-// to step: its slices [owned], each in a format of its own
+// ShardStates: a table of what a rank keeps of one flat parameter from step to
+// step: its slices [owned], each in a format of its own
 // (offload/element_format.h) and in a tier of its own
 // (offload/tiered_buffer.h).
 //
@@ -12,13 +12,12 @@
 //   training point  masters of before, while averages are in their place
 //   moment k        the optimizer's states, and the average of masters last
 //
-// A state is there or is not. What a step writes can be given room for the next
-// values besides (MakeRoomForNext), for steps that are made before they are
-// asked for.
+// Each state exists or does not. States that a step writes can get room for
+// their next values besides (MakeRoomForNext), for early steps.
 //
 // The table also knows when masters and the working shard have their values: in
-// the order of a device's streams (Order), and behind an update that goes on
-// while the program does (SetUpdated).
+// the order of a device's streams (Order), and after an update in the
+// background (SetUpdated).
 //
 // Errors are those of TieredBuffer and UpdateStream.
 //
@@ -63,8 +62,8 @@ class ShardStates {
     ElementFormat format;
   };
 
-  // An empty table for `numel` elements of `unit` on `device`. `stream` is what
-  // updates those that are elsewhere, or null; it outlives this.
+  // An empty table for `numel` elements of `unit` on `device`. `stream` updates
+  // offloaded states, or is null; it outlives this.
   ShardStates(std::string unit, int64_t numel, at::Device device,
               UpdateStream* stream)
       : unit_(std::move(unit)),
@@ -76,13 +75,14 @@ class ShardStates {
 
   // ---- the table
 
-  // Zeros. REQUIRES: it is not there. LOCAL. ResourceExhausted.
+  // Adds a state as zeros. REQUIRES: it does not exist. LOCAL.
+  // ResourceExhausted.
   absl::Status Add(State state, ElementFormat format,
                    TieredBuffer::Place place);
-  // The working shard is `part`: of a whole copy that this table does not own,
-  // and that outlives it. Such a shard cannot move.
+  // Makes `part` the working shard: a part of a whole copy that this table does
+  // not own, and that outlives it. Such a shard cannot move.
   void SetWorking(FlatBuffer part);
-  // Zeros for each moment; none of them after an error. REQUIRES: there are
+  // Adds moments as zeros; after an error there are none. REQUIRES: there are
   // none. LOCAL. ResourceExhausted.
   absl::Status AddMoments(const std::vector<Moment>& moments,
                           TieredBuffer::Place place);
@@ -90,7 +90,7 @@ class ShardStates {
   void DropMoments() { moments_.clear(); }
 
   bool has(State state) const { return At(state).defined(); }
-  // REQUIRES: a moment of that number is there.
+  // Returns a state. REQUIRES: a moment of that number exists.
   TieredBuffer& At(State state) {
     return state < kMoments ? table_[static_cast<size_t>(state)]
                             : moments_[static_cast<size_t>(state - kMoments)];
@@ -98,12 +98,12 @@ class ShardStates {
   const TieredBuffer& At(State state) const {
     return const_cast<ShardStates*>(this)->At(state);
   }
-  // What the optimizer updates: masters, or the working shard.
+  // Returns what the optimizer updates: masters, or the working shard.
   TieredBuffer& value() { return At(has(kMasters) ? kMasters : kWorking); }
   const TieredBuffer& value() const {
     return const_cast<ShardStates*>(this)->value();
   }
-  // The working shard where masters are another, else null.
+  // Returns the working shard where masters are separate, else null.
   TieredBuffer* separate_working() {
     return has(kMasters) ? &At(kWorking) : nullptr;
   }
@@ -112,54 +112,56 @@ class ShardStates {
   bool can_move(State state) const {
     return has(state) && !(state == kWorking && working_is_part_);
   }
-  // Calls visit(state, buffer) for each that is there, until an error.
+  // Calls visit(state, buffer) for each existing state, until an error.
   template <typename Visit>
   absl::Status ForEach(const Visit& visit);
-  // All that a step writes: moments, the value and a separate working shard.
+  // Returns all that a step writes: moments, the value and a separate working
+  // shard.
   std::vector<TieredBuffer*> Written();
 
   // ---- values
 
-  // The value is in memory while what this returns is there, for this thread's
-  // current stream. LOCAL.
+  // Keeps the value in memory, for this thread's current stream, while the
+  // result lives. LOCAL.
   absl::StatusOr<Raised> RaiseValue();
-  // Masters that hold what the working shard does. REQUIRES: there are none.
-  // LOCAL.
+  // Makes masters with the values of the working shard. REQUIRES: there are
+  // none. LOCAL.
   absl::Status MakeMasters(at::ScalarType dtype, TieredBuffer::Place place);
-  // The working shard becomes the masters, rounded. Nothing where it is them.
-  // LOCAL.
+  // Sets the working shard to the rounded masters; does nothing where it is the
+  // masters. LOCAL.
   absl::Status RoundMasters();
-  // A program has written `working`, [owned]: the working shard becomes it, and
-  // an element of the masters does where it is no longer the master rounded: a
-  // master keeps the bits that the working shard cannot hold. Waits for updates
-  // before. LOCAL.
+  // Takes `working`, [owned], which a program has written: the working shard
+  // gets its values, and the masters get those elements that are no longer the
+  // rounded master. Other masters keep the bits that the working shard cannot
+  // hold. Waits for earlier updates. LOCAL.
   absl::Status TakeWorking(const at::Tensor& working);
 
   // ---- what they are to hold next
 
-  // Room for the next values of all that a step writes and that is elsewhere.
-  // After an error none has any. LOCAL. ResourceExhausted.
+  // Makes room for the next values of all offloaded states that a step writes;
+  // after an error none has room. LOCAL. ResourceExhausted.
   absl::Status MakeRoomForNext();
   void DropNext();
-  // The next values replace those of now, wherever there is room for them.
+  // Replaces the values by the next ones, wherever there is room for them.
   // REQUIRES: nobody reads them.
   void SwapNext();
 
   // ---- when
 
-  // This thread's current stream comes after what has changed masters and the
+  // Makes this thread's current stream wait for changes of masters and the
   // working shard.
   void Order() const;
-  // This thread's current stream has changed them.
+  // Notes that this thread's current stream has changed them.
   void SetChanged();
-  // They are changed from the end of `updated` on; an invalid one has ended.
+  // Sets the update at whose end they have new values; an invalid future has
+  // ended.
   void SetUpdated(CommFuture updated);
-  // What SetUpdated was given; invalid once it is known to have ended.
+  // Returns SetUpdated's future; invalid once it is known to have ended.
   CommFuture updated() const;
-  // Waits for that, and until the disk has what other units' updates write.
-  // Speculative updates go on. LOCAL.
+  // Waits for that update, and until the disk has what other units' updates
+  // write. Speculative updates continue. LOCAL.
   absl::Status AwaitUpdate();
-  // Also drops speculative updates. LOCAL.
+  // As AwaitUpdate, and drops speculative updates. LOCAL.
   absl::Status AwaitAllUpdates();
 
  private:

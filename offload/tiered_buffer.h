@@ -8,23 +8,23 @@
 //   kDisk     an extent of the rank's swap file. A step streams it through a
 //             few small buffers (offload/update_stream.h)
 //
-// What else needs what lies elsewhere raises it to memory for a moment:
+// Other users of an offloaded buffer raise it to memory for a moment:
 //
 //     TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(&buffer));
 //     ... raised.View() ...
 //     return raised.Commit();  // where that has changed
 //
-// On a disk what nobody has written is zeros, and costs no write. Copies
-// between a device and the host are ASYNC, on the current stream, and come
-// after one another whatever their streams; between a device and a disk they
-// block, and take as much of the host's memory.
+// On a disk, elements that nobody has written are zeros, and cost no write.
+// Copies between a device and the host are ASYNC, on the current stream, and
+// are ordered whatever their streams; copies between a device and a disk block,
+// and take as much of the host's memory.
 //
 // Errors are those of the swap file, ResourceExhausted where memory or room on
 // the disk is refused.
 //
-// Threads: none of its own; the caller orders the calls. ReadBytes of what lies
-// elsewhere may run beside Raise and Drop; where it lies, and how much, may be
-// asked beside all but Move and Reset.
+// Threads: none of its own; the caller orders the calls. ReadBytes of an
+// offloaded buffer may run concurrently with Raise and Drop; tier and size may
+// be read concurrently with all calls except Move and Reset.
 #ifndef OFFLOAD_TIERED_BUFFER_H_
 #define OFFLOAD_TIERED_BUFFER_H_
 
@@ -48,19 +48,19 @@ namespace tessera {
 
 enum class Tier : uint8_t { kMemory, kHost, kDisk };
 
-// Elements on the host, of a unit on a device, as they are when the device has
-// done what it had been given with them.
+// HostElements: elements on the host, of a unit on a device, as they are once
+// the device has done its work on them so far.
 struct HostElements {
   at::Tensor elements;       // as View
   StreamPoint read, filled;  // by the device
   ElementFormat format;
-  // A range of them, for a thread that works on memory which others have views
-  // of. REQUIRES: begins with a block.
+  // Returns a range of them, for a thread that works on memory which others
+  // have views of. REQUIRES: begins with a block.
   at::Tensor Part(Range range) const {
     const Range part = format.InTensor(range);
     return ElementsOver(elements, part.begin, part.numel());
   }
-  // For the host to read and write. Blocking; throws c10::Error.
+  // Waits until the host may read and write them. Blocking; throws c10::Error.
   const at::Tensor& Wait() const;
 };
 
@@ -72,17 +72,18 @@ class TieredBuffer {
   };
 
   TieredBuffer() = default;
-  // Zeros, of a unit on `device`. `what` is for messages: "exp_avg of unit
-  // layers.3". REQUIRES: with kHost the device is not the CPU. LOCAL.
+  // Allocates zeros, for a unit on `device`. `what` is for messages: "exp_avg
+  // of unit layers.3". REQUIRES: with kHost the device is not the CPU. LOCAL.
   static absl::StatusOr<TieredBuffer> Allocate(int64_t numel,
                                                ElementFormat format,
                                                at::Device device,
                                                MemoryKind kind, Place place,
                                                std::string what);
-  // Elements one by one in memory that is there.
+  // Makes a buffer over existing memory, with elements one by one.
   static TieredBuffer Over(FlatBuffer memory, std::string what);
-  // Lies in `to` from here on, with what it holds; after an error where it was.
-  // REQUIRES: one of the two is kMemory, or they are the same; not raised.
+  // Moves the buffer to `to`, with its values; after an error it is where it
+  // was. REQUIRES: one of the two places is kMemory, or they are the same; not
+  // raised.
   absl::Status Move(Place to);
   TieredBuffer(TieredBuffer&& other) noexcept;
   TieredBuffer& operator=(TieredBuffer&& other) noexcept;
@@ -97,64 +98,67 @@ class TieredBuffer {
   Tier tier() const { return tier_; }
   bool on_disk() const { return tier_ == Tier::kDisk; }
   bool on_host() const { return tier_ == Tier::kHost; }
-  // Not where the unit is, but while it is raised.
+  // Whether it is offloaded: not where its unit is, except while it is raised.
   bool elsewhere() const { return on_disk() || on_host(); }
-  // Bytes of the device's memory that it takes now.
+  // Returns the bytes of the device's memory that it takes now.
   int64_t resident_bytes() const { return memory_.bytes(); }
 
   // ---- in memory, or raised
 
   bool in_memory() const { return memory_.defined(); }
-  // [n]; in blocks their bytes. REQUIRES: in_memory.
+  // Returns the elements, [n], or the bytes of blocks. REQUIRES: in_memory.
   const at::Tensor& View() const { return memory_.View(); }
-  // Of it. REQUIRES: begins with a block.
+  // Returns a range of the elements. REQUIRES: begins with a block.
   at::Tensor View(Range range) const {
     return memory_.View(format_.InTensor(range));
   }
   const FlatBuffer& memory() const { return memory_; }
-  // The memory, given away; nothing is left. REQUIRES: !elsewhere().
+  // Gives away the memory; the buffer is undefined then. REQUIRES:
+  // !elsewhere().
   FlatBuffer TakeMemory();
-  // Reads what lies elsewhere; nothing to do where it is in memory.
+  // Loads an offloaded buffer to memory; does nothing where it is in memory.
   absl::Status Raise();
-  // Back to where it lies, if that is elsewhere: written if `changed`. After an
-  // error it is in memory still.
+  // Ends Raise, for an offloaded buffer: writes it back if `changed`, and frees
+  // the memory. After an error it is still in memory.
   absl::Status Lower(bool changed);
-  // Lower, where nothing has changed.
+  // Calls Lower where nothing has changed.
   void Drop();
-  // `memory`, as View, becomes what it holds, and is on its way there;
-  // with a disk it is in memory until FinishStore, which waits. REQUIRES:
-  // elsewhere, and not in memory; of a device, on the host.
+  // Starts to store `memory`, which looks as View, as the buffer's values; with
+  // a disk it stays in memory until FinishStore, which waits. REQUIRES:
+  // elsewhere, and not in memory; for a device, on the host.
   absl::Status StartStore(FlatBuffer memory);
   absl::Status FinishStore();
 
   // ---- elsewhere
 
-  // Copies elements of what lies there, raised or not, to `to`, or from
-  // `from`: as View(range), on the unit's device. From: as WriteBytes.
+  // Copy elements of the offloaded buffer, raised or not, to `to` or from
+  // `from`, which look as View(range) and are on the unit's device. CopyFrom
+  // requires what WriteBytes does.
   absl::Status CopyTo(Range range, const at::Tensor& to) const;
   absl::Status CopyFrom(Range range, const at::Tensor& from);
-  // Copies bytes [begin, begin + bytes) to `to`: of what lies there if it is
-  // elsewhere. Blocking.
+  // Copies bytes [begin, begin + bytes) to `to`, from the host or disk if it is
+  // offloaded. Blocking.
   absl::Status ReadBytes(int64_t begin, int64_t bytes, char* to) const;
 
   // ---- on the host
 
-  // What the host may read and write, behind Wait, until it is next raised or
-  // copied. REQUIRES: on the host, and not raised.
+  // Returns the elements, which the host may read and write after Wait, until
+  // the buffer is next raised or copied. REQUIRES: on the host, and not raised.
   HostElements Host() const;
 
   // ---- what it is to hold next
 
-  // As much room again where it lies, on the host or on a disk: what it is to
-  // hold next can be written there while it holds what it does. Until Flip,
-  // which exchanges the two. REQUIRES: elsewhere. ResourceExhausted. LOCAL.
+  // Makes as much room again where it lies, on the host or on a disk, so that
+  // its next values can be written there while it keeps the old ones, until
+  // Flip exchanges the two. REQUIRES: elsewhere. ResourceExhausted. LOCAL.
   absl::Status MakeRoomForNext();
   bool has_next() const { return next_.has_value() || next_host_.defined(); }
   const std::optional<SwapExtent>& next() const { return next_; }  // on a disk
   HostElements NextOnHost() const;
-  // REQUIRES: has_next, all of it written or being written; not raised.
+  // Exchanges the values with the next ones. REQUIRES: has_next, all of it
+  // written or being written; not raised.
   void Flip();
-  // REQUIRES: nobody writes there.
+  // Frees the room for next values. REQUIRES: nobody writes there.
   void DropNext();
 
   // ---- on a disk
@@ -162,12 +166,12 @@ class TieredBuffer {
   SwapFile* disk() const { return disk_.get(); }
   const SwapExtent& extent() const { return extent_; }
   const std::string& what() const { return what_; }
-  // Nobody has written it: zeros, whatever the disk has there. Who writes all
-  // of the extent says so.
+  // Whether it was never written: its elements are zeros, whatever the disk has
+  // there. Whoever writes the whole extent calls SetWritten.
   bool zeros() const { return zeros_; }
   void SetWritten() { zeros_ = false; }
-  // To the disk. REQUIRES: on a disk; `begin` is a multiple of
-  // kSwapAlignment; all of it if it is zeros. Blocking.
+  // Writes bytes to the disk. REQUIRES: on a disk; `begin` is a multiple of
+  // kSwapAlignment; all bytes are written if zeros(). Blocking.
   absl::Status WriteBytes(int64_t begin, int64_t bytes, const void* from);
 
  private:
@@ -194,9 +198,8 @@ class TieredBuffer {
   MemoryKind kind_ = MemoryKind::kOther;
 };
 
-// Raised: a buffer that is in memory from Of to the end of this, or to Commit.
-// It costs nothing where the buffer is in memory anyway; a null or undefined
-// buffer is none.
+// Raised: keeps a buffer in memory from Of to the end of this, or to Commit. It
+// costs nothing where the buffer is in memory anyway, or is null or undefined.
 class Raised {
  public:
   static absl::StatusOr<Raised> Of(TieredBuffer* buffer);
@@ -206,11 +209,12 @@ class Raised {
   ~Raised() {
     if (lowers_) buffer_->Drop();
   }
-  // As TieredBuffer::View; undefined where there is no buffer.
+  // Returns TieredBuffer::View; undefined where there is no buffer.
   at::Tensor View() const {
     return buffer_ == nullptr ? at::Tensor() : buffer_->View();
   }
-  // What has changed goes to where it lies. After an error it is lost.
+  // Writes the changes back to where the buffer lies. After an error they are
+  // lost.
   absl::Status Commit() {
     return lowers_ ? buffer_->Lower(/*changed=*/true) : absl::OkStatus();
   }

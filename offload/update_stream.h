@@ -13,25 +13,24 @@
 // and memory that does not grow with the model. It runs while the program goes
 // on: what needs the values of a unit waits for the future of Push.
 //
-// After an error of the disk what lies there is neither the old nor the new:
-// every later Push and Drain returns that error. A checkpoint has what was
-// saved. Of what is early and is not kept the old is whole: an error of it is
-// only that it cannot be kept.
+// After an error of the disk, states there may be half written: every later
+// Push and Drain returns that error, and training resumes from a checkpoint. An
+// early update that is not kept leaves the old values whole: after an error it
+// can just not be kept.
 //
-// An update may begin before it is known that it is the right one (PushEarly):
-// what it writes goes to where the states' next values are to lie
-// (TieredBuffer::next), and only Keep makes it what they hold; of what is not
-// on the disk that is the business of what is pushed behind it.
+// An update may be speculative (PushEarly): it writes to the states' next
+// values (TieredBuffer::next), and only Keep makes these the values. For states
+// that are not on the disk, the update that is pushed after it has to do that.
 //
 //     PushEarly ... Keep        as if it had been pushed then
 //     PushEarly ... Keep        nothing: it was taken back, or Drain was called
 //     PushEarly ... Drain       by who changes what it reads: dropped
 //
-// Who needs new values before the disk has them takes them from the slices
+// New values can be taken from the slices before the disk has them
 // (StartFetch).
 //
-// And the first slices of what is likely to be pushed next can be read before
-// it is, while there is nothing else to read (Foresee).
+// The first slices of what is likely to be pushed next can be read ahead, while
+// there is nothing else to read (Foresee).
 //
 // Source: ZeRO-Infinity (arXiv 2104.07857), section 5.2.
 // Threads: any.
@@ -71,16 +70,16 @@ struct UpdateStreamOptions {
   // (offload/element_format.h) it takes more: BytesOf(slice_numel) must be a
   // multiple of kSwapAlignment.
   int64_t slice_numel = 1 << 20;
-  int64_t most_states = 3;  // of a unit, on the disk; 0: there is none
-  int64_t item_bytes = 4;   // of an element, at most
+  int64_t most_states = 3;  // of a unit, on the disk; 0: there is no disk
+  int64_t item_bytes = 4;   // the most of an element
   // The part of Create's thread's that compute; one does at least.
   double threads = 1;
 };
 
-// Of memory, in all.
+// Returns the bytes of memory that the stream takes.
 int64_t StreamBytes(const UpdateStreamOptions& options);
 
-// What is to be done to one unit.
+// The update of one unit.
 struct StreamedUpdate {
   struct State {
     TieredBuffer* buffer = nullptr;
@@ -89,20 +88,20 @@ struct StreamedUpdate {
   };
   int64_t numel = 0;
   std::string unit;  // for traces
-  // All on the stream's disk, of `numel`. They are the stream's, and stay where
-  // they are, until Drain, and are not pushed again before.
+  // The states, all on the stream's disk and of `numel` elements. They belong
+  // to the stream, do not move and are not pushed again until Drain.
   std::vector<State> states;
-  // Elements [slice.begin, slice.end) of states[i] lie at data[i], and are
-  // written from there. On the stream's thread, slice by slice; destroyed
-  // before the future ends.
+  // Computes a slice: elements [slice.begin, slice.end) of states[i] lie at
+  // data[i], and are written from there. Called on the stream's thread, slice
+  // by slice; destroyed before the future ends.
   std::function<absl::Status(Range slice, const std::vector<char*>& data)>
       compute;
-  // After the last slice: where in a device's work what they have changed
-  // there is to be had. Empty: they have changed nothing on a device.
+  // Called after the last slice: returns the point of a device's work at which
+  // its changes there are done. Empty: nothing on a device was changed.
   std::function<StreamPoint()> end;
 };
 
-// Since Create.
+// Statistics since Create.
 struct UpdateStreamStats {
   absl::Duration computing;  // in StreamedUpdate::compute
   absl::Duration stalled;    // waited for the disk, with something to do
@@ -115,24 +114,24 @@ class UpdateStream {
   // LOCAL.
   static absl::StatusOr<std::unique_ptr<UpdateStream>> Create(
       std::shared_ptr<SwapFile> disk, const UpdateStreamOptions& options);
-  // Waits for what has been pushed.
+  // Waits until all that was pushed is done.
   ~UpdateStream();
   UpdateStream(const UpdateStream&) = delete;
   UpdateStream& operator=(const UpdateStream&) = delete;
 
-  // When all slices have been computed, and when they are on the disk, too; who
-  // waits goes on after StreamedUpdate::end, on its current stream.
+  // Done when all slices have been computed, and when they are also on the
+  // disk. A waiter's current stream continues after StreamedUpdate::end.
   struct Pushed {
     CommFuture computed, written;
   };
-  // LOCAL, ASYNC.
+  // Queues an update. LOCAL, ASYNC.
   Pushed Push(StreamedUpdate update);
 
   struct Unit;
-  // New values on their way to memory; copied or read.
+  // New values that are being copied or read to memory.
   class Fetch {
    public:
-    // Until they are there, and nothing writes to that memory any more.
+    // Waits until they are there, and nothing writes to that memory any more.
     absl::Status Wait() const;
 
    private:
@@ -142,49 +141,50 @@ class UpdateStream {
     CommPromise taken_;  // of slices
     SwapFuture read_;    // of others
   };
-  // Copies what `state`, which is being changed, is to hold, all of it, to
-  // `to`. Null where it is not being changed: what it holds is on the disk.
-  // LOCAL, ASYNC.
+  // Copies the new values of `state`, which is being updated, to `to`. Null
+  // where it is not being updated: its values are on the disk. LOCAL, ASYNC.
   std::shared_ptr<const Fetch> StartFetch(const TieredBuffer& state, void* to);
 
   using Early = std::shared_ptr<Unit>;
-  // What it reads stays as it is until Drain, or until it is kept or dropped
-  // and whatever is pushed behind it begins. REQUIRES: DrainKept; its states
-  // that are written have room for what comes next
+  // Queues a speculative update. The states that it reads must not change until
+  // Drain, or until it is kept or dropped and the next pushed update begins.
+  // REQUIRES: DrainKept; its written states have room for next values
   // (TieredBuffer::MakeRoomForNext). LOCAL, ASYNC.
   Early PushEarly(StreamedUpdate update);
-  // Of these those that have not begun never will. LOCAL.
+  // Drops the speculative updates that have not begun. LOCAL.
   void DropQueued();
-  // It was the right one, as if pushed now: its states are flipped, and used by
-  // nobody before these futures; `held` is let go when it is computed. Where it
-  // has not begun it stays where it is in the queue. Nothing where it was taken
-  // back (DropQueued, Drop), has been drained since, or has failed: it is
-  // dropped. LOCAL.
+  // Commits a speculative update, as if it were pushed now: its new values
+  // replace the old ones. Nobody may use its states until the returned futures
+  // are done; `held` is released when it is computed. An update that has not
+  // begun keeps its place in the queue. Returns nullopt, and drops it, if it
+  // was dropped already (DropQueued, Drop), has been drained since, or has
+  // failed. LOCAL.
   std::optional<Pushed> Keep(const Early& early, std::shared_ptr<void> held);
-  // It was not. LOCAL.
+  // Discards a speculative update; its states stay as they were. LOCAL.
   void Drop(const Early& early);
-  // Units of up to so many states may be pushed from here on. REQUIRES: Drain.
-  // ResourceExhausted; it is as before then. LOCAL.
+  // Allows units of up to so many states from here on. REQUIRES: Drain.
+  // ResourceExhausted, after which nothing has changed. LOCAL.
   absl::Status Reserve(int64_t states);
-  // What is pushed from here on is expected to read these, each perhaps among
-  // others behind them, in this order: as much as the stream's memory holds is
-  // read once what is not early has been written, and nothing else is to be
-  // read; in vain if another comes. They stay where and as they are until
-  // Drain, or until they are pushed. In place of what was foreseen before and
-  // is not being read. LOCAL, ASYNC.
+  // Predicts what the next pushed updates read first, in this order; an update
+  // may read further states after these. As much as the stream's memory holds
+  // is read ahead, once all updates that are not early have been written and
+  // nothing else is to be read; if another unit is pushed instead, it is thrown
+  // away. The states must not move or change until Drain, or until they are
+  // pushed. It replaces earlier predictions that are not being read. LOCAL,
+  // ASYNC.
   void Foresee(const std::vector<std::vector<TieredBuffer*>>& units);
-  // All that was pushed has been computed and written, early ones are dropped,
-  // and nothing is foreseen; the error of before, if there was one. LOCAL,
-  // blocking.
+  // Waits until all that was pushed has been computed and written, drops early
+  // updates and predictions, and returns the stream's error, if there was one.
+  // LOCAL, blocking.
   absl::Status Drain();
-  // The same, but for early ones, which go on. LOCAL, blocking.
+  // As Drain, but early updates continue. LOCAL, blocking.
   absl::Status DrainKept();
 
-  // Something that lies on the disk is neither the old nor the new, by another
-  // writer than this one: as after an error of its own. LOCAL.
+  // Makes every later call return `status`, as after an error of its own:
+  // another writer left a state half written. LOCAL.
   void Fail(const absl::Status& status);
-  // Who writes to what lies on the disk otherwise calls this before: it calls
-  // what was set, by which those that read it meanwhile come to an end. LOCAL.
+  // Must be called before anything else writes to states on the disk: it calls
+  // the function that was set, which ends concurrent readers. LOCAL.
   void BeforeWrite() const {
     if (before_write_) before_write_();
   }
@@ -201,7 +201,7 @@ class UpdateStream {
   struct Buffer {
     CountedBuffer memory;
     std::shared_ptr<Unit> unit;  // from its read to the end of its write
-    // Whose new values these are, and which: by mutex_.
+    // The unit and range of the new values in this buffer; guarded by mutex_.
     std::shared_ptr<Unit> computed;
     Range slice;
     std::vector<char*> data;  // by state
@@ -260,10 +260,10 @@ class UpdateStream {
   std::function<void()> before_write_;
   int64_t memory_bytes_ = 0;
 
-  // The thread's own, but for Reserve; what StartFetch reads of them is changed
-  // by mutex_. Slices are numbered as they come: those
-  // below computed_ have been, those below read_ are being read or have been;
-  // from pushed_ on they are of units that are foreseen.
+  // Used by the thread only, except in Reserve; what StartFetch reads of them
+  // is changed under mutex_. Slices are numbered as they come: those below
+  // computed_ have been computed, those below read_ are being read or have
+  // been; those from pushed_ on belong to units that are predicted.
   std::vector<Buffer> buffers_;
   int64_t read_ = 0, pushed_ = 0, computed_ = 0;
   std::shared_ptr<Unit> reading_;  // null: the next
@@ -272,16 +272,16 @@ class UpdateStream {
 
   mutable absl::Mutex mutex_;
   std::deque<std::shared_ptr<Unit>> queue_ ABSL_GUARDED_BY(mutex_);
-  // Units that are not at their end: early ones, and the others.
+  // Numbers of unfinished units: early ones, and others.
   int64_t early_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t kept_ ABSL_GUARDED_BY(mutex_) = 0;
-  // By what those that are not early change, until it is written.
+  // For each buffer that a committed unit is writing: that unit.
   absl::flat_hash_map<const TieredBuffer*, std::shared_ptr<Unit>> changing_
       ABSL_GUARDED_BY(mutex_);
   int64_t drains_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t pushes_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Of what is pushed from foreseen_from_ on: what is expected and not read
-  // yet.
+  // Predicted units that are not read yet, for pushes from number
+  // foreseen_from_ on.
   std::deque<std::shared_ptr<Unit>> foreseen_ ABSL_GUARDED_BY(mutex_);
   int64_t foreseen_from_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_ahead_ ABSL_GUARDED_BY(mutex_) = false;  // of ahead_ there are some

@@ -56,8 +56,9 @@ INSTANTIATE_TEST_SUITE_P(, FetchTest, ::testing::Bool(), [](const auto& info) {
   return info.param ? "Uring" : "Threads";
 });
 
-// Of a unit of ten slices, with four in memory, the first have left it by then,
-// some lie there, and others are still to come; or all of them are.
+// With a unit of ten slices and four in memory, the first slices have left
+// memory by then, some are there, and others are still to come; or all of them
+// are.
 TEST_P(FetchTest, TakesWhatTheUpdateMakes) {
   MakeStream(4);
   TestUnit* const unit = AddUnit(kNumel, {at::kFloat, at::kDouble});
@@ -148,7 +149,8 @@ TEST_P(FetchTest, OfOneThatIsKept) {
   TESSERA_EXPECT_OK(stream_->Drain());
 }
 
-// Of the slice that cannot be written, before and after it is known.
+// A fetch returns the error of a slice that cannot be written, before and after
+// it is known.
 TEST_P(FetchTest, HasTheErrorOfItsUpdate) {
   MakeStream(2);
   TestUnit* const unit = AddUnit(kNumel);

@@ -66,7 +66,8 @@ class ForeseenTest : public UpdateStreamTest {
     for (size_t i = 0; i < states; ++i) of.push_back(&unit->states[i]);
     return of;
   }
-  // Of the second slice. A read ends with its first error.
+  // Returns the last request of the second slice. A read ends with its first
+  // error.
   static int64_t LastRequest(const TieredBuffer& state) {
     return state.extent().begin + 2 * kSlice * 4 - kBlock;
   }

@@ -143,7 +143,7 @@ void UpdateStream::EndAhead() {
   is_ahead_ = false;
 }
 
-// Of the buffer's slice, states from `first_state` on.
+// Starts to read the buffer's slice, states from `first_state` on.
 void UpdateStream::StartRead(const Unit& unit, size_t first_state,
                              Buffer* buffer) {
   const std::vector<StreamedUpdate::State>& states = unit.update.states;

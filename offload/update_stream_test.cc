@@ -66,7 +66,8 @@ TEST_P(UpdateStreamTest, ReadsAllButZerosAndWritesAll) {
   }
 }
 
-// Of states in blocks slices begin with one, and where a disk's do.
+// Slices of states in blocks begin with a block, and where a disk's blocks
+// begin.
 TEST_P(UpdateStreamTest, GoesThroughBlocks) {
   constexpr int64_t kLong = 65536, kNumel = 3 * kLong + 128;
   file_ = Open();
@@ -82,7 +83,8 @@ TEST_P(UpdateStreamTest, GoesThroughBlocks) {
   TESSERA_ASSERT_OK_AND_ASSIGN(TieredBuffer blocks,
                                allocate(ElementFormat::Blocks(64, 68)));
   TESSERA_ASSERT_OK_AND_ASSIGN(TieredBuffer wide, allocate(at::kFloat));
-  // Of each block its number in the first byte, of each element in the other.
+  // The first byte of each block holds its number, and so does each element of
+  // the other state.
   for (int round = 1; round <= 2; ++round) {
     StreamedUpdate update;
     update.numel = kNumel;

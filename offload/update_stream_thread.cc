@@ -111,7 +111,7 @@ void UpdateStream::StartWrite(Buffer* buffer) {
   }
 }
 
-// Of a buffer that is written, or was.
+// Waits until a buffer is written.
 void UpdateStream::AwaitWritten(Buffer* buffer) {
   if (buffer->unit == nullptr) return;
   const absl::Duration begin = MonotonicNow();

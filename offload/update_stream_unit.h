@@ -1,4 +1,4 @@
-// What the stream knows of one unit (update_stream.cc,
+// UpdateStream::Unit: what the stream knows about one unit (update_stream.cc,
 // update_stream_thread.cc, update_stream_reads.cc).
 #ifndef OFFLOAD_UPDATE_STREAM_UNIT_H_
 #define OFFLOAD_UPDATE_STREAM_UNIT_H_
@@ -17,11 +17,11 @@
 namespace tessera {
 
 struct UpdateStream::Unit {
-  // How far it has come.
+  // The progress of the unit.
   enum class Stage : uint8_t { kQueued, kReading, kComputed, kWritten };
-  // kCertain: it was pushed as what is to be. The others were pushed early, and
-  // may still be dropped (kSpeculative), or have turned out to be right or not:
-  // what has changed is flipped if it is kept.
+  // Whether the update is kept. kCertain: it was pushed by Push. The others
+  // were pushed early: they are undecided (kSpeculative), kept (then their
+  // changed states are flipped) or dropped.
   enum class Fate : uint8_t { kCertain, kSpeculative, kKept, kDropped };
 
   // Where a state is read and written, from Push on.
@@ -39,12 +39,12 @@ struct UpdateStream::Unit {
   CommPromise computed, written;
   int64_t numel = 0;
 
-  // The thread's own.
+  // Used by the thread only.
   int64_t numel_written = 0;
   StreamPoint end;      // of its update
   absl::Status status;  // the first error
 
-  // By the stream's mutex.
+  // Guarded by the stream's mutex.
   Stage stage = Stage::kQueued;
   Fate fate = Fate::kCertain;
   bool failed = false;
@@ -55,7 +55,7 @@ struct UpdateStream::Unit {
   std::vector<std::shared_ptr<Fetch>> fetches;  // of the rest of it
 };
 
-// Leaves none.
+// Waits for all futures and clears the list.
 absl::Status WaitForAll(std::vector<SwapFuture>* futures);
 bool AllDone(const std::vector<SwapFuture>& futures);
 

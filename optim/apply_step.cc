@@ -80,8 +80,8 @@ class SliceStep {
   }
 
  private:
-  // Of a unit on a device a shard in its memory is written by copies from what
-  // is on the host.
+  // For a unit on a device, a shard in the device's memory is written by copies
+  // from the host.
   TieredBuffer* WorkingBuffer() {
     TieredBuffer* const shard = states_.separate_working();
     if (!flat_.updated_on_host() || (shard != nullptr && shard->elsewhere())) {

@@ -1,4 +1,4 @@
-// How the decided step of a unit (optim/unit_step.h) is applied to its states
+// Applies the decided step of a unit (optim/unit_step.h) to its states
 // (offload/shard_states.h):
 //
 //   StepHere    at once, to all elements: what lies elsewhere is in memory for
@@ -10,10 +10,10 @@
 //               kernels, and each slice of the working copy goes to the device
 //               while the next one is computed.
 //
-// A step by StepSlices may be early: made while a backward goes on, by a factor
-// that is assumed (optim/early_steps.h). It leaves the gradient as it is, and
-// new values lie beside what is there (TieredBuffer::next) until they are known
-// to be right.
+// A step by StepSlices may be early (speculative): it is made while a backward
+// goes on, with an assumed factor (optim/early_steps.h). It leaves the gradient
+// as it is, and new values lie beside the old ones (TieredBuffer::next) until
+// they are known to be right.
 //
 // Source: ZeRO-Offload (arXiv 2101.06840), DeepSpeed's offload_optimizer with
 // device cpu.
@@ -36,16 +36,17 @@
 namespace tessera {
 
 // Steps all owned elements of the unit with `gradient`, and returns whether the
-// working shard was written, too. Of a direction or a descent (StepPhase) only
-// the states that it reads are brought. `average`: the last moment is one.
+// working shard was written, too. A direction or a descent (StepPhase) loads
+// only the states that it reads. `average`: the last moment is an average.
 // `*changed` is set before the first change. REQUIRES:
-// FlatParameter::PrepareUpdate. LOCAL, ASYNC on devices. Errors of states that
-// are elsewhere; throws as UnitStep::Apply.
+// FlatParameter::PrepareUpdate. LOCAL, ASYNC on devices. Errors are those of
+// offloaded states; throws as UnitStep::Apply.
 absl::StatusOr<bool> StepHere(FlatParameter* flat, const UnitStep& step,
                               const at::Tensor& gradient, bool average,
                               UnitStep::Counts* counts, bool* changed);
 
-// What the device decides, on its way to the host: one for all units of a step.
+// HostFactor: the device's decision on its way to the host, one for all units
+// of a step.
 class HostFactor {
  public:
   explicit HostFactor(const GradientFactor& factor);
@@ -53,7 +54,7 @@ class HostFactor {
     double factor = 1;
     bool skip = false;  // there is no step
   };
-  // Blocking.
+  // Returns the decision. Blocking.
   Value Wait() const;
 
  private:
@@ -62,18 +63,18 @@ class HostFactor {
   StreamPoint arrived_;
 };
 
-// An early step of a unit on a device, for the step behind it, which takes its
-// values if the device has decided as was assumed.
+// An early step of a unit on a device; the step that follows takes its values
+// if the device has decided as was assumed.
 struct EarlyHost {
   double factor = 1;  // that was assumed
   bool made = false;  // all of it
-  // How many turn out to be the right ones is added to it.
+  // Counts the early steps that turn out to be right.
   std::atomic<int64_t>* taken = nullptr;
 };
 
 struct SliceStepOptions {
-  // For UpdateStream::PushEarly. REQUIRES: what is written and elsewhere has
-  // room for what comes next.
+  // The step is for UpdateStream::PushEarly. REQUIRES: offloaded states that
+  // are written have room for new values.
   bool early = false;
   // The gradient where it is in memory, [owned], and the memory that it keeps
   // until the step is made. Undefined: it is the states' kGradient.
@@ -82,19 +83,20 @@ struct SliceStepOptions {
   // Where an early step leaves the new values of what is in memory: masters, or
   // the working shard where these are on the disk.
   std::shared_ptr<const FlatBuffer> next;
-  // Of a unit on a device:
+  // The rest is for units on a device:
   std::optional<HostFactor> factor;
-  // What becomes of the working copy, [owned]; undefined where that stays on
-  // the host. It comes after what this thread's current stream of the device
-  // has been given.
+  // Where the working copy is written, [owned]; undefined where that stays on
+  // the host. The writes are ordered after the work so far on this thread's
+  // current stream of the device.
   at::Tensor on_device;
-  // The early step itself or, of the step behind it, that one; or null.
+  // The early step itself or, for the step that follows it, that early step; or
+  // null.
   std::shared_ptr<EarlyHost> host;
 };
 
-// [owned] of each state is left alone by others until the update has ended.
-// `flat` outlives it. Moments, masters, the working shard and the gradient are
-// streamed in this order. LOCAL.
+// Makes the update for the stream. REQUIRES: nobody else uses [owned] of any
+// state until the update has ended; `flat` outlives it. Moments, masters, the
+// working shard and the gradient are streamed in this order. LOCAL.
 StreamedUpdate StepSlices(FlatParameter* flat, const UnitStep& step,
                           SliceStepOptions options);
 

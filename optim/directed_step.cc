@@ -58,7 +58,7 @@ double ScaleOf(const OptimizerOptions& o, const DirectedParameter& p) {
   return RowOf(o.algorithm).directed->scale(o, p);
 }
 
-// Of each rank the sums of one parameter.
+// Returns a parameter's norm from the sums of all ranks.
 absl::StatusOr<double> NormOf(
     const std::vector<std::vector<absl::string_view>>& all, size_t number) {
   NormSum sum(/*p=*/2);

@@ -1,5 +1,5 @@
-// DirectedStep: steps in which the change of an element depends on all of its
-// parameter, though shards cut it:
+// DirectedStep: steps in which the change of an element depends on its whole
+// parameter, although shards cut it:
 //
 //   direction  on the shards, element by element, in place of the gradient
 //              (optim/formulas/directed_formulas.h)
@@ -43,29 +43,29 @@ struct DirectedUnit {
   at::Tensor direction;  // [owned], of the master dtype, or as completed
 };
 
-// What is needed of the direction of each parameter of a unit.
+// The completed directions of the parameters of a unit.
 struct Completion {
   std::vector<double> scales;  // of the rate, by parameter of the unit
-  // In place of the unit's, [owned], of its dtype or of 16 bits, which kernels
-  // of float32 masters read as well; undefined: that one.
+  // Replaces the unit's direction, [owned], in its dtype or in 16 bits, which
+  // kernels of float32 masters can also read; undefined: the unit's is used.
   at::Tensor direction;
 };
 
-// Of LAMB and Adafactor: the exact sums of squares of each parameter's masters
-// and direction, as far as they lie in this rank's shard, one after the other
+// Returns, for LAMB and Adafactor, the exact sums of squares of each
+// parameter's masters and direction in this rank's shard, one after the other
 // as text. LOCAL.
 absl::StatusOr<std::string> TrustSums(const DirectedUnit& unit,
                                       const at::Tensor& masters);
-// The scales of units (DirectedRow::scale) from the sums of all ranks of the
-// shard group, which each has joined with '\n'. `options`: of each parameter of
-// the model by its group. LOCAL.
+// Computes the scales of units (DirectedRow::scale) from the sums of all ranks
+// of the shard group, which each has joined with '\n'. `options`: by group;
+// `group_of`: by parameter of the model. LOCAL.
 absl::StatusOr<std::vector<Completion>> TrustRatios(
     absl::Span<const DirectedUnit> units, const std::vector<std::string>& sums,
     const std::vector<OptimizerOptions>& options,
     const std::vector<int>& group_of);
 
-// Of Muon: the step's matrices, dealt out to the ranks of a shard group in one
-// order, each to whom has least to do so far.
+// Orthogonalizer: distributes the matrices of a step of Muon over the ranks of
+// a shard group, in order, each to the rank with the least work so far.
 class Orthogonalizer {
  public:
   // `options`, `group_of`: by parameter of the model; borrowed.
@@ -75,11 +75,12 @@ class Orthogonalizer {
 
   // Begins to gather a unit's direction. COLLECTIVE, ASYNC. ResourceExhausted.
   absl::Status Start(const DirectedUnit& unit);
-  // This rank's matrices of the unit that was started first and has not been
-  // computed; their parts begin to go to their owners. COLLECTIVE, ASYNC on a
-  // device, and as far as the parts go.
+  // Computes this rank's matrices of the first started unit that has not been
+  // computed, and begins to send their parts to the owners. COLLECTIVE; the
+  // sends are ASYNC, and on a device all of it is.
   absl::Status Compute();
-  // The unit that was computed first has its direction. COLLECTIVE.
+  // Finishes the unit that was computed first and returns its direction.
+  // COLLECTIVE.
   absl::StatusOr<Completion> Finish();
 
  private:

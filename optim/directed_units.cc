@@ -66,8 +66,8 @@ absl::StatusOr<DirectedUnit> DirectedUnits::Direct(size_t u) {
   return unit;
 }
 
-// Of the factor there is none any more. Both halves are of one step, which
-// counts when both have been made.
+// The factor is applied already. Both halves are of one step, which counts when
+// both have been made.
 absl::Status DirectedUnits::Descend(size_t u, const DirectedUnit& unit,
                                     const Completion& completion) {
   const UnitStep step(*unit.flat, unit.has_gradient, parts_.counts->steps(),

@@ -1,6 +1,6 @@
 // DirectedUnits: one step of all units whose algorithm is a directed one
-// (optim/directed_step.h). It is made here and now, whatever tier states lie
-// in: what is elsewhere is in memory for each half.
+// (optim/directed_step.h). It is made within the call, whatever tier states lie
+// in: offloaded states are in memory for each half.
 #ifndef OPTIM_DIRECTED_UNITS_H_
 #define OPTIM_DIRECTED_UNITS_H_
 
@@ -20,13 +20,13 @@
 
 namespace tessera {
 
-// Called when a unit is stepped, while it is in the caches: to publish it
-// (FlatParameter::PublishOwned, whose arguments the last two are).
+// Called when a unit has been stepped, while it is in the caches, to publish
+// it: the last two arguments are FlatParameter::PublishOwned's.
 using AfterUnit = std::function<absl::Status(size_t unit, bool working_written,
                                              const CommFuture& updated)>;
 
-// Unimplemented where a unit with this formula cannot be stepped so: its states
-// are off its device, or Adafactor of complex numbers.
+// Returns Unimplemented where a unit with this formula cannot be stepped this
+// way: its states are off its device, or it is Adafactor on complex numbers.
 absl::Status CheckDirected(const FlatParameter& flat, Formula formula);
 
 class DirectedUnits {
@@ -45,7 +45,7 @@ class DirectedUnits {
       : parts_(parts), factor_(factor) {}
 
   // Steps the directed units that have a gradient. COLLECTIVE where there are
-  // some. Errors of collectives, of tiers and of `after`, at which it ends.
+  // some. It ends at the first error, of a collective, of a tier or of `after`.
   absl::Status Step();
 
  private:
@@ -63,7 +63,7 @@ class DirectedUnits {
 
   const Parts parts_;
   const GradientFactor factor_;
-  // 1, of a device that may skip the step: it skips the descent, too.
+  // The factor 1; on a device that may skip the step it skips the descent, too.
   GradientFactor one_;
 };
 

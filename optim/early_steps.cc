@@ -9,9 +9,9 @@
 // be dropped: what was there stays, on the disk and in memory, and Step looks
 // whether what it has decided is what was assumed.
 //
-// Of units on a device whose states are on the host Step does not know either:
-// the device decides, and tells the update stream's thread, behind the early
-// step (StepSlices).
+// For units on a device with states on the host, Step does not know that
+// either: the device decides, and the update stream's thread learns it after
+// the early step (StepSlices).
 #include "optim/early_steps.h"
 
 #include <algorithm>
@@ -80,7 +80,8 @@ bool EarlySteps::MayStart() const {
   return false;
 }
 
-// Of memory that early steps write, with that of the unit `with`.
+// Returns the bytes of memory that early steps write, including the unit
+// `with`.
 int64_t EarlySteps::NextBytes(size_t with) const {
   int64_t bytes = 0;
   for (size_t u = 0; u < units_.size(); ++u) {
@@ -98,8 +99,8 @@ int64_t EarlySteps::NextBytes(size_t with) const {
   return bytes;
 }
 
-// Of all that the unit's step writes. ResourceExhausted, beyond bytes_, too;
-// Unavailable while an early step that was dropped still writes there.
+// Makes room for all that the unit's step writes. ResourceExhausted, also
+// beyond bytes_; Unavailable while a dropped early step still writes there.
 absl::Status EarlySteps::MakeRoom(size_t u) {
   const at::Tensor now = OnDisk(u) ? WrittenInMemory(*flats_[u]) : at::Tensor();
   std::shared_ptr<FlatBuffer>& next = units_[u].next;

@@ -1,6 +1,6 @@
-// EarlySteps: steps of units that are made before they are asked for, on the
-// update stream (offload/update_stream.h): those of units whose states lie on a
-// disk (on the CPU) or on the host (on a device).
+// EarlySteps: speculative steps of units, made on the update stream
+// (offload/update_stream.h) before Step is called. They are for units on the
+// CPU with states on a disk, and units on a device with states on the host.
 //
 // Threads: none of its own; the caller orders the calls. units() may be called
 // from any.
@@ -40,35 +40,34 @@ class EarlySteps {
         counts_(*counts),
         units_(flats_.size()) {}
 
-  // Bytes of new values that may wait in memory. 0: nothing is made early.
+  // Sets the bytes of new values that may wait in memory. 0: no early steps.
   void SetBytes(int64_t bytes) { bytes_ = bytes; }
-  // Some units may be stepped early. LOCAL.
+  // Whether some units may be stepped early. LOCAL.
   bool MayStart() const;
-  // A unit's gradient has come, and it is expected that the next step is with
-  // these options and this factor: the unit is stepped now, into memory and
-  // room on the disk of its own, so that the step has only to say that it was
-  // right, or does it again. Nothing is done where there is no more room.
-  // REQUIRES: what became of the last step is known (StepCounts::Uncount).
-  // LOCAL; waits for what of the last step is still being written, and is ASYNC
-  // then.
+  // Steps a unit whose gradient has arrived, for a next step that is expected
+  // to have these options and this factor. New values go to memory and disk
+  // space of their own, so that Step only has to confirm them, or repeats the
+  // step. Does nothing where there is no more room. REQUIRES: the outcome of
+  // the last step is known (StepCounts::Uncount). LOCAL; waits for writes of
+  // the last step, and is ASYNC afterwards.
   void Start(size_t unit, FlatGradient* gradient,
              const std::vector<OptimizerOptions>& options, double factor);
-  // None of these was right. LOCAL, blocking.
+  // Drops all early steps. LOCAL, blocking.
   void Drop();
-  // Units of which a step had only to say that its values are right; of a
-  // device some time after the step.
+  // The number of early steps of units that were right; on a device it is known
+  // some time after the step.
   int64_t units() const { return taken_; }
   int64_t resident_bytes() const;
 
   // ---- For the step.
 
   void BeginStep();
-  // The unit's new values if `step`, on the CPU, was made early: its gradient
-  // is taken then.
+  // Commits the unit's early step if it equals `step`, on the CPU, and takes
+  // its gradient; nullopt: it does not.
   std::optional<UpdateStream::Pushed> Keep(size_t unit, const UnitStep& step,
                                            Gradients* gradients);
-  // The same of a unit on a device, by what is known here: the factor, which
-  // the device may decide, is compared later. Or null.
+  // As Keep, for a unit on a device: the factor, which the device may decide,
+  // is compared later. Null: there is no such early step.
   std::shared_ptr<EarlyHost> KeepOnHost(size_t unit, const UnitStep& step);
   void EndStep();
 
@@ -80,9 +79,9 @@ class EarlySteps {
   };
   struct Unit {
     std::optional<Pushed> pushed;
-    // What an early step writes instead of memory: masters, or the working
-    // shard. It is kept from step to step, since new memory costs as much as
-    // the step.
+    // Memory for the new masters, or working shard, of an early step. It is
+    // kept from step to step, since allocating memory costs as much as the
+    // step.
     std::shared_ptr<FlatBuffer> next;
   };
 
@@ -99,14 +98,15 @@ class EarlySteps {
   const OptimizerStates& states_;
   const StepCounts& counts_;
   std::vector<Unit> units_;
-  std::vector<size_t> order_;  // of Start on a disk, since the last step
+  std::vector<size_t> order_;  // in which Start was called for units on a disk,
+                               // since the last step
   int64_t bytes_ = 0;
   int64_t taken_before_ = 0;  // the step that goes on
   std::atomic<int64_t> taken_{0};
 };
 
-// The gradient of a unit on a device is in the states' kGradient from here on.
-// ASYNC. Errors as TieredBuffer::CopyFrom.
+// Copies the gradient of a unit on a device to the states' kGradient. ASYNC.
+// Errors are TieredBuffer::CopyFrom's.
 absl::Status BringGradient(FlatParameter* flat, FlatGradient* gradient);
 
 }  // namespace tessera

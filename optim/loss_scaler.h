@@ -9,12 +9,12 @@
 //   window 2, hysteresis 2:   . .  !  !  !   . .   !    (! overflow)
 //   scale after it:           8 16 16 8  4   4 8   8
 //
-// As DeepSpeed's, with two differences: a scale ends at 2^127, the greatest
-// power of 2 that a float32 loss can be multiplied with (DeepSpeed's becomes
-// infinite), and options are refused with which no scale could be found.
-// Every rank does the same, given the same overflows: those of any rank.
-// Source: Micikevicius et al., "Mixed Precision Training", 2018.
-// Threads: const methods may run concurrently; the others need outside order.
+// It works as DeepSpeed's, with two differences: a scale ends at 2^127, the
+// greatest power of 2 that a float32 loss can be multiplied by (DeepSpeed's
+// becomes infinite), and options with which no scale could be found are
+// refused. All ranks do the same, given the same overflows: those of any rank.
+// Source: Micikevicius et al., "Mixed Precision Training", 2018. Threads: const
+// methods may run concurrently; the others need outside order.
 #ifndef OPTIM_LOSS_SCALER_H_
 #define OPTIM_LOSS_SCALER_H_
 
@@ -36,7 +36,7 @@ struct LossScalerOptions {
   double min_scale = 1;  // min_loss_scale; > 0
 };
 
-// What changes, for checkpoints.
+// The state of a scaler, for checkpoints.
 struct LossScalerState {
   double scale = 0;
   int64_t clean_steps = 0;      // since the last overflow or doubling
@@ -46,28 +46,30 @@ struct LossScalerState {
 
 class LossScaler {
  public:
-  // InvalidArgument naming the option, in DeepSpeed's words, and its bounds.
+  // Makes a scaler. InvalidArgument names the option, as DeepSpeed calls it,
+  // and its bounds.
   static absl::StatusOr<LossScaler> Create(const LossScalerOptions& options);
 
-  // What to multiply the loss of the next step with, and to divide its
-  // gradients by. The default's 65536 is infinite in float16.
+  // The factor of the loss of the next step, by which its gradients are
+  // divided. The default, 65536, is infinite in float16.
   double scale() const { return state_.scale; }
   bool dynamic() const { return options_.static_scale == 0; }
   // Steps whose gradients overflowed.
   int64_t skipped_steps() const { return state_.skipped_steps; }
 
-  // After each step: whether an element of its gradients on any rank was not
-  // finite, so that it was skipped. LOCAL. OutOfRange if a dynamic scale should
-  // be halved at min_scale; then nothing has changed but skipped_steps.
+  // Updates the scale after each step. `overflow`: an element of its gradients
+  // on any rank was not finite, so the step was skipped. LOCAL. OutOfRange if a
+  // dynamic scale should be halved at min_scale; then only skipped_steps has
+  // changed.
   absl::Status Update(bool overflow);
-  // An overflow in the next step would be that error. LOCAL.
+  // Whether an overflow in the next step would be that error. LOCAL.
   bool ends_at_overflow() const {
     return dynamic() && state_.hysteresis_left <= 1 &&
            state_.scale <= options_.min_scale;
   }
 
   const LossScalerState& state() const { return state_; }
-  // Goes on from a saved state, under this scaler's options: a static scale
+  // Resumes from a saved state, under this scaler's options: a static scale
   // stays as it is, a dynamic one and hysteresis_left are moved to the nearest
   // that the options allow. DataLoss naming the field if no scaler could have
   // had that state; then nothing has changed. LOCAL.

@@ -45,64 +45,62 @@ namespace tessera {
 
 class ShardedOptimizer {
  public:
-  // Allocates the states of this rank's part of every trainable unit; another
-  // unit's when it first has a gradient (it was unfrozen). LOCAL.
-  // ResourceExhausted; Unimplemented of a device that has no kernels for the
+  // Allocates the states of this rank's part of every trainable unit; a unit
+  // that is unfrozen later gets its states with its first gradient. LOCAL.
+  // ResourceExhausted; Unimplemented: a device that has no kernels for the
   // formula.
   static absl::StatusOr<std::unique_ptr<ShardedOptimizer>> Create(
       std::vector<std::shared_ptr<FlatParameter>> flats,
       ParameterGroups groups);
 
-  // Memory for what Step needs: of units that were unfrozen. LOCAL.
+  // Allocates memory that Step needs, for units that were unfrozen. LOCAL.
   // ResourceExhausted; nothing has been stepped then.
   absl::Status Prepare(const Gradients& gradients);
   // Updates the owned part of every parameter that has a gradient, unit by
-  // unit, with gradients * factor; the gradients may hold that afterwards.
-  // LOCAL, but COLLECTIVE of algorithms that need whole parameters
+  // unit, with gradients * factor; the gradients may hold that product
+  // afterwards. LOCAL, but COLLECTIVE for algorithms that need whole parameters
   // (optim/directed_step.h). REQUIRES: Prepare, and
-  // FlatParameter::PrepareUpdate of all.
-  // An error of `after` ends the step there.
-  // On devices all of it is ASYNC, on the current stream. Units whose states
-  // lie elsewhere are changed behind the call: `after` is called at once, with
-  // a valid `updated` (FlatParameter::PublishOwned), and must be given; their
-  // gradients are gone. Of these, such as cannot be freed are waited for by
-  // this call.
+  // FlatParameter::PrepareUpdate of all. An error of `after` ends the step
+  // there. On devices all of it is ASYNC, on the current stream. Units with
+  // offloaded states are changed in the background: `after`, which must be
+  // given, is called at once with a valid `updated`
+  // (FlatParameter::PublishOwned), and their gradients are gone. This call
+  // waits for those of them that cannot be freed.
   absl::Status Step(Gradients* gradients, const GradientFactor& factor = {},
                     const AfterUnit& after = nullptr);
-  // The last Step has returned an error after it had stepped some units, or
-  // what is to be stepped had been changed for it: it cannot be repeated.
-  // LOCAL.
+  // Whether the last Step returned an error after it had stepped some units, or
+  // after gradients had been changed for it: it cannot be repeated. LOCAL.
   bool half_stepped() const { return half_stepped_; }
-  // The gradients of the Step that follows are changed from here on, in ways
-  // that are not to be done twice. REQUIRES: Prepare. LOCAL.
+  // Notes that the gradients of the next Step are changed from here on, in ways
+  // that must not be repeated. REQUIRES: Prepare. LOCAL.
   void NoteChangedGradients() { half_stepped_ = true; }
 
   // The units' states, for checkpoints.
   OptimizerStates& states() { return *states_; }
   const OptimizerStates& states() const { return *states_; }
-  // Steps done. A Step that the device has skipped is taken back
+  // Counts of steps done. A Step that the device has skipped is uncounted
   // (StepCounts::Uncount).
   StepCounts& counts() { return *counts_; }
   // Units that are stepped before Step.
   EarlySteps& early() { return *early_; }
 
-  // Of the steps from now on, of each group. REQUIRES: the same formulas and
-  // types of states as before.
+  // Sets each group's options for the steps from now on. REQUIRES: formulas and
+  // types of states stay the same.
   void SetOptions(std::vector<OptimizerOptions> options) {
     groups_.options = std::move(options);
   }
   const ParameterGroups& groups() const { return groups_; }
-  // A program's own optimizer steps all of them (optim/custom). It is not asked
-  // for what is not to be done after all, so nothing is made early, and Step is
-  // told of a step that is not skipped.
+  // Whether a program's own optimizer steps all units (optim/custom). It must
+  // not be called for a step that may be dropped, so there are no early steps,
+  // and Step is called only when it is known that the step is not skipped.
   bool is_custom() const { return groups_.options[0].custom != nullptr; }
-  // Of all units: "adamw", "adamw+muon".
+  // Returns the names of all units' formulas: "adamw", "adamw+muon".
   std::string name() const;
-  // Of memory, buffers for what lies on a disk among it.
+  // Returns the bytes of memory, including buffers for states on a disk.
   int64_t resident_bytes() const;
 
  private:
-  // A unit's update is under way; to be published when it has ended.
+  // A unit whose update is in progress, to be published when it has ended.
   struct Awaited {
     size_t flat;
     CommFuture updated;

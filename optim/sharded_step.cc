@@ -193,8 +193,8 @@ struct Decision {
   StepOutcome outcome;
 };
 
-// Of each set its own clipping; the gradients are multiplied with it here, if
-// there are several.
+// Decides the step on the host. Each set has its own clipping; if there are
+// several, the gradients are multiplied by their factors here.
 absl::StatusOr<Decision> DecideOnHost(const Flats& flats, Gradients* gradients,
                                       double divisor,
                                       const ShardedStepOptions& options,

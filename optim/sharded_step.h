@@ -11,10 +11,10 @@
 //   factor  1 / divisor, times max_norm / (norm + 1e-6) if that is below 1
 //   step    with gradients * factor, flat by flat, each published when done
 //
-// A group of parameters with a max_norm of its own has its own norm, too, and
-// is no part of that of the others: as who calls clip_grad_norm_ for the group,
-// and once more for all the rest. Then the factors of clipping are multiplied
-// into the gradients first, rounded to their dtype, and that of the step is
+// A group of parameters with a max_norm of its own has its own norm, and does
+// not count in the others' norm, as if clip_grad_norm_ were called for the
+// group and once more for all the rest. Then the gradients are first multiplied
+// by the factors of clipping, rounded to their dtype, and the step's factor is
 // 1 / divisor.
 //
 // On devices that have kernels for it (optim/device_kernels.h) all of that is
@@ -43,22 +43,24 @@ struct ShardedStepOptions {
   double max_norm = 0;   // 0: no clipping
   double norm_type = 2;  // p > 0, or infinity
   double max_value = 0;  // 0: elements are not clipped
-  // By group of the optimizer: of its parameters' units, after max_value and
-  // before the norms (optim/gradients/adaptive_clipping.h); 0: none. Empty: no
-  // group has one. On a device the host finds the norms.
+  // By group of the optimizer: adaptive clipping of its parameters' units,
+  // after max_value and before the norms (optim/gradients/adaptive_clipping.h);
+  // 0: none. Empty: no group has one. On a device the host computes the norms
+  // then.
   std::vector<double> adaptive_clipping;
   double adaptive_eps = 1e-3;
-  // By group of the optimizer: in place of max_norm, of the group's own norm.
-  // Empty: no group has one. On a device the host finds the norms then.
+  // By group of the optimizer: replaces max_norm, for the group's own norm.
+  // Empty: no group has one. On a device the host computes the norms then.
   std::vector<std::optional<double>> group_max_norms;
   // A step with a gradient that is not finite is skipped, on all ranks.
   bool skip_on_overflow = false;
-  bool report_norm = false;  // even if neither asks for it
-  // What a skipped step has that is not finite is in its result, before
-  // clipping of values. Who asks for it waits for a device's norm.
+  bool report_norm = false;  // even if nothing else needs it
+  // The result of a skipped step lists its gradients that are not finite,
+  // before clipping of values. This waits for a device's norm.
   bool name_overflows = false;
 
-  // Where they lie, before the optimizer reads them (optim/gradients).
+  // Whether gradients are changed in place before the optimizer reads them
+  // (optim/gradients).
   bool changes_gradients() const {
     return max_value > 0 || !group_max_norms.empty() ||
            !adaptive_clipping.empty();
@@ -77,9 +79,9 @@ struct ShardedStepOptions {
 // (one small exchange), with adaptive_clipping, and as ShardedOptimizer::Step
 // and PublishOwned are.
 //
-// Where the outcome is pending, who Takes it gets the error of replicas, and
-// calls optimizer->Uncount for a step that was skipped; such a step publishes
-// the values that were there.
+// Where the outcome is pending, StepOutcome::Take returns the error of
+// replicas, and its caller calls StepCounts::Uncount for a step that was
+// skipped; such a step publishes the old values.
 absl::StatusOr<StepOutcome> StepShards(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     Gradients* gradients, double divisor, const ShardedStepOptions& options,

@@ -1,7 +1,7 @@
-// StepOutcome: what became of an optimizer step. On the CPU that is known when
-// the step has been made. A device decides by itself whether to skip it, and
-// tells the host later: its scalars (optim/device_kernels.h) come to pinned
-// memory, behind which the host does not wait until it asks.
+// StepOutcome: the outcome of an optimizer step. On the CPU it is known when
+// the step has been made. A device decides by itself whether to skip the step;
+// its scalars (optim/device_kernels.h) are copied to pinned memory, and the
+// host waits for them only when it asks.
 //
 //   step n     norm, scalars --copy--> host     AdamW reads factor and skip
 //   backward   asks the device (Skipped)        ... of step n + 1
@@ -26,47 +26,49 @@ namespace tessera {
 
 struct ShardedStepResult {
   bool skipped = false;
-  // Of the gradients divided by the divisor, before clipping and after; NaN if
-  // the options do not ask for it.
+  // Norms of the gradients divided by the divisor, before clipping and after;
+  // NaN if the options do not ask for it.
   double grad_norm = std::numeric_limits<double>::quiet_NaN();
   double clipped_norm = std::numeric_limits<double>::quiet_NaN();
-  // The same of each group of parameters that is clipped by a norm of its own;
-  // none where no group is.
+  // Norms of each group of parameters that is clipped by a norm of its own;
+  // empty where no group is.
   struct Norms {
     double grad_norm = std::numeric_limits<double>::quiet_NaN();
     double clipped_norm = std::numeric_limits<double>::quiet_NaN();
   };
   std::vector<Norms> groups;
-  // Of a step that was skipped, where the options ask for it.
+  // The gradients that were not finite in a skipped step, where the options ask
+  // for it.
   std::vector<NonFiniteGradient> non_finite;
 };
 
 class StepOutcome {
  public:
-  // Is known.
+  // Makes an outcome that is known.
   explicit StepOutcome(const ShardedStepResult& result);
-  // Is what the current stream writes into `scalars`, as FinishNorm does of
-  // `ranks` sums. ASYNC: on that stream, to the host. Throws c10::Error.
+  // Makes a pending outcome of `scalars`, which the current stream writes as
+  // FinishNorm does with `ranks` sums; starts the copy to the host. ASYNC: on
+  // that stream. Throws c10::Error.
   StepOutcome(const at::Tensor& scalars, const NormFinish& finish,
               int64_t ranks);
   ~StepOutcome();
   StepOutcome(StepOutcome&&) noexcept;
   StepOutcome& operator=(StepOutcome&&) noexcept;
 
-  // Take may have to wait for the device.
+  // Whether Take may have to wait for the device.
   bool pending() const { return pending_ != nullptr; }
-  // Not known, and it may turn out to be a step that was skipped.
+  // Whether it is pending and the step may turn out to be skipped.
   bool may_be_skipped() const;
-  // Nobody but who wants to know of the norm has to Take it: the step was not
-  // skipped, and has not failed.
+  // Whether it has to be taken only for the norm: the step was not skipped and
+  // has not failed.
   bool only_reports() const;
 
-  // Whether it was skipped: bool, [], on the device, for the current stream.
-  // ASYNC. REQUIRES: pending().
+  // Returns whether the step was skipped, as a bool tensor, [], on the device,
+  // for the current stream. ASYNC. REQUIRES: pending().
   at::Tensor Skipped();
-  // Waits for the device, if that has not come to it yet: to the norm, not to
-  // the update. Internal where replicas have other gradients, or of the device.
-  // LOCAL.
+  // Returns the outcome; waits until the device has computed the norm, not for
+  // the update. Internal: replicas have different gradients, or an error of the
+  // device. LOCAL.
   absl::StatusOr<ShardedStepResult> Take();
 
  private:
@@ -75,8 +77,8 @@ class StepOutcome {
   std::unique_ptr<Pending> pending_;  // null: result_ is known
 };
 
-// The gradients of ranks [first, first + group_size) are not those of the first
-// `group_size`, whose replicas they are.
+// Returns the error that the gradients of ranks [first, first + group_size)
+// differ from those of the first `group_size`, whose replicas they are.
 absl::Status ReplicasDiffer(int64_t first, int64_t group_size);
 
 }  // namespace tessera

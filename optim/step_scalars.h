@@ -1,6 +1,6 @@
-// What DeviceKernels (optim/device_kernels.h) keeps in memory of the device: a
-// rank's sum of |x|^p, and the scalars of a step that follow from all ranks'.
-// Without libtorch: nvcc reads it, too.
+// What DeviceKernels (optim/device_kernels.h) keeps in the device's memory: a
+// rank's sum of |x|^p, and the scalars of a step that follow from all ranks'
+// sums. It does not include libtorch, since nvcc reads it, too.
 #ifndef OPTIM_STEP_SCALARS_H_
 #define OPTIM_STEP_SCALARS_H_
 

@@ -140,8 +140,8 @@ bool UnitStep::Run::ExtendInGroups(const Run& next) {
          range.numel() % kStepGroup == 0 && Extend(next);
 }
 
-// Of several segments in groups the first one's place stands for all: groups
-// begin at the same elements in all, and so does the slice.
+// Where a run has several segments in groups, the first one's place stands for
+// all: groups begin at the same elements in all, and so does the slice.
 UnitStep::Run UnitStep::Run::In(Range slice) const {
   const Range part = Intersect(range, slice);
   Run run = *this;

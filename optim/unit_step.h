@@ -1,7 +1,7 @@
-// UnitStep: the step of one unit, decided: which of its elements, by which
-// coefficients. It can be applied to all of them at once, or slice by
-// slice as states come from a disk, with the same bits: a kernel's groups of
-// elements are where they would be on whole parameters.
+// UnitStep: the decided step of one unit: its elements and their coefficients.
+// It can be applied to all of them at once, or slice by slice as states come
+// from a disk, with the same bits: a kernel's groups of elements are where they
+// would be on whole parameters.
 #ifndef OPTIM_UNIT_STEP_H_
 #define OPTIM_UNIT_STEP_H_
 
@@ -32,17 +32,17 @@ using HasGradient = std::vector<bool>;
 // Whether all groups are stepped with AdamW as libtorch's fused kernel has it.
 bool IsPlainAdamW(const std::vector<OptimizerOptions>& groups);
 
-// Whether our kernels step masters in arithmetic of that dtype where `device`
-// is, of these groups, one at least; else libtorch's operators, or a program's
-// own optimizer.
+// Whether our kernels step masters with arithmetic of that dtype on `device`,
+// for these groups, at least one; else libtorch's operators, or a program's own
+// optimizer, do.
 bool IsForKernel(c10::DeviceType device, at::ScalarType masters,
                  const std::vector<OptimizerOptions>& groups);
 
-// What gradients are multiplied with.
+// The factor that gradients are multiplied by.
 struct GradientFactor {
   GradientFactor(double value = 1) : value(value) {}  // NOLINT: is a number
-  // One that the device knows, and if `may_skip` whether there is a step at
-  // all: FinishNorm's (optim/device_kernels.h).
+  // A factor on the device, FinishNorm's (optim/device_kernels.h); if
+  // `may_skip`, the device also decides whether there is a step at all.
   GradientFactor(at::Tensor scalars, bool may_skip)
       : scalars(std::move(scalars)), may_skip(may_skip) {}
   double value = 1;
@@ -50,72 +50,74 @@ struct GradientFactor {
   bool may_skip = false;
 };
 
-// gradient *= factor. LOCAL, ASYNC on devices.
+// Multiplies `gradient` by `factor` in place. LOCAL, ASYNC on devices.
 void Multiply(const at::Tensor& gradient, const GradientFactor& factor);
 
-// The same elements of each, [n].
+// The tensors of a step: the same elements of each, [n].
 struct StepTensors {
   at::Tensor masters;  // of the master dtype
-  // The formula's, in its order, and the average if there is one, of the
-  // masters' dtype. kByte: of 8 bits (optim/kernels/block8.h).
+  // The formula's states, in its order, and the average if there is one, in the
+  // masters' dtype. kByte: states of 8 bits (optim/kernels/block8.h).
   std::vector<at::Tensor> states;
-  // Of the master dtype, or 16 bits beside float32; may hold another
-  // afterwards.
+  // In the master dtype, or 16 bits beside float32; its values may be changed
+  // by the step.
   at::Tensor gradient;
   at::Tensor working;  // undefined where masters are it
-  // Where masters go instead, which then stay as they are; undefined: there.
-  // REQUIRES: writes_elsewhere.
+  // Where new masters are written while `masters` stay as they are; undefined:
+  // in place. REQUIRES: writes_elsewhere.
   at::Tensor new_masters;
 };
 
-// What of a step is made.
+// Which part of a step is made.
 enum class StepPhase : uint8_t {
   kWhole,
-  // Of a directed step (optim/directed_step.h): the direction, into
+  // The direction of a directed step (optim/directed_step.h), into
   // StepTensors::new_masters, which may be the gradient; masters stay.
   kDirection,
-  // And the descent along it: the gradient is the direction.
+  // The descent of a directed step: the gradient is the direction.
   kDescent,
 };
 
 class UnitStep {
  public:
-  // On FlatDescription::update_device(), of parameters with a gradient.
-  // `flat` outlives this. `steps`, `group_of`: by parameter of the model;
-  // before this step, and the group, whose number in `options` it is. `scales`:
-  // of kDescent, of the rate, by parameter of the unit.
+  // Decides a step of the parameters with a gradient, on
+  // FlatDescription::update_device(). `flat` outlives this. `steps` (before
+  // this step) and `group_of` (index in `options`) are by parameter of the
+  // model. `scales`: factors of the rate for kDescent, by parameter of the
+  // unit.
   UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
            const std::vector<int64_t>& steps,
            const std::vector<OptimizerOptions>& options,
            const std::vector<int>& group_of, GradientFactor factor,
            StepPhase phase = StepPhase::kWhole,
            const std::vector<double>& scales = {});
-  // Does the same to the same unit. REQUIRES: both factors are numbers.
+  // Whether both do the same to the same unit. REQUIRES: both factors are
+  // numbers.
   bool operator==(const UnitStep& other) const;
-  // The same, by whatever factors.
+  // Whether both do the same except for their factors.
   bool SameButFactor(const UnitStep& other) const;
 
-  // Tensors that hold a number of steps, by that number; may be kept for
-  // several.
+  // Tensors that hold a number of steps, by that number; may be reused for
+  // several calls.
   using Counts = absl::flat_hash_map<int64_t, at::Tensor>;
-  // Steps the elements of `slice`, counted from the first that this rank owns,
-  // of which `tensors` are. A slice begins at a multiple of 64. True if the
-  // working copy was written, too. LOCAL; on devices ASYNC, on the current
-  // stream. Throws c10::Error, and what a program's own optimizer says
-  // (StatusException).
+  // Steps the elements of `slice`, which is counted from the first that this
+  // rank owns; `tensors` hold these elements. A slice begins at a multiple of
+  // 64. Returns true if the working copy was written, too. LOCAL; on devices
+  // ASYNC, on the current stream. Throws c10::Error, and what a program's own
+  // optimizer says (StatusException).
   bool Apply(Range slice, const StepTensors& tensors, Counts* counts) const;
   StepPhase phase() const { return phase_; }
-  // Every element of the storages is stepped: none is of a parameter without a
-  // gradient, or of no parameter.
+  // Whether every element of the storages is stepped: none belongs to a
+  // parameter without a gradient, or to no parameter.
   bool steps_all() const { return steps_all_; }
-  // Apply knows StepTensors::new_masters, and writes all of it but gaps between
-  // storages.
+  // Whether Apply supports StepTensors::new_masters; it writes all of it except
+  // gaps between storages.
   bool writes_elsewhere() const {
     return kernel_ && steps_all_ && device_.is_cpu();
   }
-  // Apply leaves in StepTensors::gradient what it was.
+  // Whether Apply leaves StepTensors::gradient unchanged.
   bool keeps_gradient() const { return kernel_ || factor_.value == 1; }
-  // What the gradients are multiplied with after all.
+  // Changes the factor of the gradients.
   void SetFactor(double value) { factor_ = value; }
   // REQUIRES: is a number.
   double factor() const { return factor_.value; }
@@ -147,7 +149,7 @@ class UnitStep {
   bool ApplyKernel(Range slice, const StepTensors& tensors) const;
   Formula formula() const;
   StepCoefficients CoefficientsFor(const Run& run) const;
-  // Leaves none.
+  // Launches the parts and clears `parts`.
   void StepOnDevice(std::vector<StepPart>* parts) const;
   // unit_step_operators.cc
   void ApplyOperators(Range slice, const StepTensors& tensors,

@@ -112,7 +112,7 @@ absl::Status SavedPieces::Keep() {
   return CopyNow(/*all=*/false, &kept_memory_);
 }
 
-// That is not written.
+// Whether some piece that is not written is not in memory.
 bool SavedPieces::AnyElsewhere() const {
   for (size_t i = 0; i < pieces_.size(); ++i) {
     if (!pieces_[i].elements.defined() && !copies_[i].written) return true;

@@ -1,9 +1,10 @@
 // SavedPieces: the tensors that a save still has to write, while training goes
-// on. What nobody changes before Detach stays where it lies; the rest is copied
-// at once. Detach copies what has not been written by then, so a disk that is
-// fast enough costs no memory, and a slow one a copy of what is left. For what
-// lies on a disk itself Detach waits, since memory may not hold it. What is
-// kept in fewer bits than it is written in is copied as it is kept.
+// on. Tensors that nobody changes before Detach stay where they lie; the rest
+// is copied at once. Detach copies what has not been written by then, so a fast
+// disk costs no memory, and a slow one a copy of what is left. Detach waits for
+// states that lie on a disk themselves, since memory may not hold them. States
+// that are kept in fewer bits than they are written in are copied as they are
+// kept.
 //
 //   training  Keep() ... forward, backward ...  Detach()  step ...
 //   writer      Part(0) Part(0) Written(0) Part(1) ... Written(n)
@@ -34,25 +35,26 @@ struct SavedPiece {
   int state = 0;
   int64_t begin = 0;    // element
   at::Tensor elements;  // contiguous, any device
-  // Nobody changes them before Detach.
+  // The elements do not change before Detach.
   bool lasts = false;
-  // Not in memory: `elements` is undefined, and nobody changes them before
-  // Detach. `read` copies their bytes [begin, begin + bytes), blocking.
+  // Elements that are not in memory: `elements` is undefined, and they do not
+  // change before Detach. `read` copies their bytes [begin, begin + bytes),
+  // blocking.
   struct Elsewhere {
     int64_t numel = 0, bytes = 0;
     std::function<absl::Status(int64_t begin, int64_t bytes, char* to)> read;
   };
   Elsewhere elsewhere;
-  // If `decode` is set: what is said above are blocks of `block_bytes`, each of
-  // `block_numel` numbers, of which `numel` of `number_bytes` are written;
-  // `decode` makes `numel` of them from the first of `blocks` on, to `to`.
+  // If `decode` is set, the elements above are blocks of `block_bytes`, each of
+  // `block_numel` numbers; `numel` numbers of `number_bytes` each are written.
+  // `decode` writes `numel` numbers, from the first of `blocks` on, to `to`.
   struct Blocks {
     int64_t numel = 0, block_numel = 0, block_bytes = 0, number_bytes = 0;
     std::function<void(const char* blocks, int64_t numel, char* to)> decode;
   };
   Blocks blocks;
 
-  // As they are written.
+  // Elements and bytes as they are written.
   int64_t numel() const {
     if (blocks.decode) return blocks.numel;
     return elements.defined() ? elements.numel() : elsewhere.numel;
@@ -64,8 +66,8 @@ struct SavedPiece {
   }
 };
 
-// Waits for what devices still compute of them: they are read on another
-// thread, which has another current stream. LOCAL.
+// Waits until devices have computed them: they are read on another thread,
+// which has another current stream. LOCAL.
 void AwaitDevices(const std::vector<SavedPiece>& pieces);
 
 class SavedPieces {
@@ -76,25 +78,26 @@ class SavedPieces {
   size_t size() const { return pieces_.size(); }
   const SavedPiece& operator[](size_t i) const { return pieces_[i]; }
 
-  // Copies those that do not last; all others are read under a lock from here
-  // on, for Detach may come. Without it nothing may change until all is
-  // written. ResourceExhausted. LOCAL.
+  // Copies pieces that do not last; all others are read under a lock from here
+  // on, since Detach may be called. Without Keep, nothing may change until all
+  // is written. ResourceExhausted. LOCAL.
   absl::Status Keep();
-  // From its return on nothing of the pieces is read. Blocks for a copy of
-  // what has not been written; where there is no memory for that, or some of it
-  // is not in memory, until it has been. LOCAL.
+  // Ends all reads of the pieces' own memory. Blocks for a copy of what has not
+  // been written; where there is no memory for that, or some of it is not in
+  // memory, until it has been written. LOCAL.
   void Detach();
-  // Nothing more is written: Detach waits for nobody.
+  // Marks that nothing more is written: Detach does not wait.
   void Abandon();
   bool abandoned();
-  // Detach waits for all to be written.
+  // Whether Detach waits for all to be written.
   bool awaited();
 
-  // `bytes` of piece `i` from byte `begin` on, which is a block's first: where
-  // they lie, or in `scratch`.
+  // Returns `bytes` of piece `i` from byte `begin` on, which must begin a
+  // block: where they lie, or in `scratch`.
   absl::StatusOr<absl::string_view> Part(size_t i, int64_t begin, int64_t bytes,
                                          std::string* scratch);
-  // Piece `i` is written; its copy is freed. REQUIRES: those before it are.
+  // Marks piece `i` as written and frees its copy. REQUIRES: those before it
+  // are written.
   void Written(size_t i);
 
  private:
@@ -104,10 +107,11 @@ class SavedPieces {
     at::Tensor pinned;             // of a device's
     bool made = false, written = false;
   };
-  // Of those that are not written and, with `all` false, do not last.
+  // Copies the pieces that are not written; with `all` false, only those that
+  // do not last.
   absl::Status CopyNow(bool all, CopyMemory* memory)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The same, of what is kept.
+  // As Part, for pieces as they are kept.
   absl::StatusOr<absl::string_view> Kept(size_t i, int64_t begin, int64_t bytes,
                                          std::string* scratch)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

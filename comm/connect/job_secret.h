@@ -38,7 +38,7 @@ bool HasJobSecret();
 // A key that those know who know the job's secret and `words`. Other purposes
 // have other keys. LOCAL.
 std::string JobKey(absl::string_view purpose, absl::string_view words);
-// The same for a job of which this process is no rank.
+// As JobKey, for a job of which this process is not a rank.
 std::string KeyOfSecret(absl::string_view secret, absl::string_view purpose,
                         absl::string_view words);
 

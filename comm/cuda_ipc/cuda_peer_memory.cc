@@ -52,7 +52,8 @@ absl::Status Check(cudaError_t error, absl::string_view what) {
                                             : absl::UnavailableError(text);
 }
 
-// Of one rank: what it has made, or what another has opened of it.
+// The memory and events of one rank, as it has made them or as another has
+// opened them.
 struct Part {
   char* memory = nullptr;  // kSlots slots
   cudaEvent_t events[kMarks][kSlots] = {};

@@ -17,7 +17,7 @@ struct InterfaceAddress {
   bool loopback = false;
 };
 
-// Of this host, in the kernel's order.
+// Returns the interfaces of this host, in the kernel's order.
 std::vector<InterfaceAddress> InterfacesHere();
 
 // Whether Gloo can listen at the interface `name`, the value of

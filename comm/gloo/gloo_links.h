@@ -1,6 +1,6 @@
 // GlooLinks: messages between the ranks of a group, over c10d's Gloo.
 //
-// Of c10d's ProcessGroupGloo only point-to-point messages are used: they read
+// It uses only point-to-point messages of c10d's ProcessGroupGloo: they read
 // and write slices of the user's tensors in place, where its collectives want
 // whole, packed tensors; and they can be aborted, where its collectives cannot.
 // Between two ranks, messages of one tag keep their order; tags never mix.

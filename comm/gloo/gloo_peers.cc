@@ -15,7 +15,7 @@ namespace tessera {
 namespace {
 
 constexpr size_t kNonceBytes = 16;
-// Of no other message: those of collectives come later.
+// The tag of no other message: those of collectives come later.
 constexpr uint32_t kTag = 0;
 
 // What messages point into.

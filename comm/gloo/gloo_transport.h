@@ -26,8 +26,8 @@ namespace tessera {
 
 struct GlooTransportOptions : GroupOptions {
   bool same_host = true;  // all ranks run on this host
-  // Of this host, at which the others reach it; "" leaves it to Gloo, which
-  // asks the name service. Not used on the same host.
+  // The address at which the other ranks reach this host; "" leaves it to Gloo,
+  // which asks the name service. Not used on the same host.
   std::string address;
 };
 

@@ -24,7 +24,7 @@ namespace {
 // How long ranks in different collectives wait for one to say why.
 constexpr absl::Duration kCauseWait = absl::Milliseconds(300);
 
-// The same on every rank, unlike absl::Hash.
+// Returns a hash that is identical on every rank, unlike absl::Hash.
 uint32_t Hash31(absl::string_view text) {
   const uint64_t hash =
       Fingerprint(text.data(), static_cast<int64_t>(text.size()));

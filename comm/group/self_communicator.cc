@@ -28,7 +28,7 @@ absl::Status Copy(const at::Tensor& from, const at::Tensor& to) {
   return absl::OkStatus();
 }
 
-// Of one rank, which has nobody to tell.
+// The notes of a single rank, which are sent to nobody.
 class OwnNotes : public NoteBoard {
  public:
   bool Write(const std::string& text) override {

@@ -54,7 +54,7 @@ class HierarchicalTransport : public Transport {
   }
   absl::Status RunIn(const CommCall& call);
   absl::Status AllGather(const CommCall& call);
-  // Of all-reduce, too.
+  // Carries out reduce-scatter and all-reduce.
   absl::Status Sum(const CommCall& call);
   absl::Status Broadcast(const CommCall& call);
   absl::Status GatherTexts(const CommCall& call);

@@ -37,8 +37,8 @@ std::vector<Stop> PlanSum(const HostPlacement& placement, int owner,
                           int partial_bytes) {
   const std::vector<Stop> runs = RunsOf(placement);
   const int hosts = placement.num_hosts();
-  // Of ways with equally many bytes the one that is taken has the fewest moves,
-  // but not for contributions of several ranks, which all leave one host.
+  // Among ways with equally many bytes the one with the fewest moves is taken,
+  // except for contributions of several ranks, which all leave one host.
   const int64_t unit = 4 * placement.num_ranks();
   // cheapest[k][h]: with runs 0 to k in a sum on host h, which was on host
   // from[k][h] before run k.

@@ -32,7 +32,7 @@ class FinalLines {
 
   // Each returns what is to be written now. `line` has its end, and no prefix.
   std::string Add(int rank, absl::string_view line, absl::Duration now);
-  // Of the launcher; after those that are held.
+  // Adds a line of the launcher, after the lines that are held.
   std::string AddOwn(std::string line);
   std::string Due(absl::Duration now);
   std::string All();

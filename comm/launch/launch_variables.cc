@@ -144,7 +144,7 @@ absl::StatusOr<bool> InSlurmStep(const Variables& variables) {
   return false;
 }
 
-// Of the names, the first that is set; the last one if none is.
+// Returns the first of the names that is set; the last one if none is.
 std::string FirstSet(const Variables& variables,
                      std::initializer_list<const char*> names) {
   std::string name;

@@ -41,8 +41,8 @@ Variables EnvironmentVariables();
 // nullopt if absent or empty.
 std::optional<std::string> Find(const Variables& variables,
                                 const std::string& name);
-// The same, as a decimal integer. Returns InvalidArgument naming the variable
-// and its text.
+// Finds a variable that is a decimal integer. Returns InvalidArgument with the
+// variable and its text.
 absl::StatusOr<std::optional<int>> FindInt(const Variables& variables,
                                            const std::string& name, int min,
                                            int max);
@@ -60,8 +60,8 @@ struct Placement {
   // launcher does not tell; then `host_missing` says what to do.
   std::string host;
   std::string host_missing;
-  // The same for all ranks of the job and different for other jobs on these
-  // hosts, as far as the launcher tells; empty for torchrun.
+  // An id that all ranks of the job share, and that differs for other jobs on
+  // these hosts, if the launcher gives one; empty for torchrun.
   std::string job_id;
 };
 

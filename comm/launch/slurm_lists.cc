@@ -24,7 +24,7 @@ bool AreDigits(absl::string_view text) {
          std::all_of(text.begin(), text.end(), absl::ascii_isdigit);
 }
 
-// Of "01-03,7": "01". Empty if it is not a list of numbers and ranges.
+// Returns "01" for "01-03,7"; empty if it is not a list of numbers and ranges.
 std::string FirstOfRanges(absl::string_view ranges) {
   for (absl::string_view range : absl::StrSplit(ranges, ',')) {
     const std::pair<absl::string_view, absl::string_view> ends =

@@ -33,7 +33,8 @@ class GpuTest : public testing::Test {
   }
 };
 
-// Of mixed magnitude, so that the order of a sum shows in its bits.
+// Returns values of mixed magnitude, so that the order of a sum shows in its
+// bits.
 at::Tensor Values(int64_t numel, at::ScalarType dtype) {
   const at::Tensor scale =
       torch::pow(10.0, torch::randint(-4, 5, {numel}, at::kDouble));

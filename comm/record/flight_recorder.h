@@ -31,9 +31,8 @@ struct CollectiveRecord {
   CollectiveOp op = CollectiveOp::kText;
   std::string what;   // what it is for: the CommTag's text
   std::string group;  // whose collective it is; "" if of all ranks
-  // Of the whole tensor; of the own string for kText (each rank has its
-  // own);
-  // what comes from others for kPull.
+  // Bytes of the whole tensor; of this rank's own string for kText; of what
+  // comes from others for kPull.
   int64_t bytes = 0;
   const char* dtype = "";   // "float32"; "" where there is no tensor
   const char* reduce = "";  // "sum", ...; "" where nothing is reduced

@@ -10,7 +10,8 @@
 namespace tessera {
 namespace {
 
-// Of mixed magnitude, so that the order of a sum shows in its bits.
+// Returns values of mixed magnitude, so that the order of a sum shows in its
+// bits.
 template <typename T>
 std::vector<T> Values(int64_t numel) {
   std::mt19937_64 random(numel);

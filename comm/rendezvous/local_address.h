@@ -25,7 +25,7 @@ std::string AddressToward(const std::string& host);
 // bound there. Sends nothing, but may ask the name service.
 bool IsThisHost(const std::string& host);
 
-// Of 127.0.0.0/8 or ::1.
+// Whether the address is in 127.0.0.0/8 or is ::1.
 bool IsLoopback(const std::string& address);
 
 // The address for `rank` to be reached at by all others, from the addresses in
@@ -35,7 +35,7 @@ std::string ChooseAddress(
     const std::vector<RankInfo>& infos, int rank,
     const std::function<std::string(const std::string&)>& toward);
 
-// The same text for all processes of a running host, and for no other.
+// Returns a text that all processes of a running host share, and no others.
 std::string HostId();
 
 // Names the network of this process, without spaces: the same for processes

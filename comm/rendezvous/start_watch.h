@@ -22,7 +22,7 @@ class Store;
 
 namespace tessera {
 
-// Of errors of the store itself.
+// Text in errors of the store itself.
 inline constexpr char kStoreError[] =
     "the store, or rank 0 that hosts it, has gone";
 

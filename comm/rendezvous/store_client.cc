@@ -56,7 +56,7 @@ std::vector<std::string> Resolve(const std::string& host) {
   return addresses;
 }
 
-// Of ConnectTo, with `error`, an errno.
+// Returns ConnectTo's error for `error`, an errno.
 absl::Status NoConnection(const std::string& host, int error) {
   const std::string limit = DescriptorLimit(error);
   if (!limit.empty()) {

@@ -19,7 +19,8 @@ namespace tessera {
 
 using StoreMessage = std::vector<std::string>;  // its fields
 
-// Of a frame; what is larger is not of a rank. 10,000 ranks' addresses fit.
+// The largest frame; a larger one does not come from a rank. 10,000 ranks'
+// addresses fit.
 inline constexpr size_t kMaxStoreMessage = size_t{16} << 20;
 
 std::string EncodeFrame(const StoreMessage& message);

@@ -21,8 +21,8 @@
 
 namespace tessera {
 
-// Of the key (job_secret.h), whose words are the job's: they tell apart those
-// that share a port and a secret.
+// The purpose of the key (job_secret.h); its words are the job's, which
+// distinguish jobs that share a port and a secret.
 inline constexpr char kStorePurpose[] = "store";
 
 class StoreServer {
@@ -61,7 +61,7 @@ class StoreServer {
   uint16_t port_ = 0;
   int listen_fd_ = -1;
   int stop_fd_ = -1;  // an eventfd
-  // Of the thread.
+  // Used by the thread only.
   std::unique_ptr<Reception> reception_;
   StoreTable table_;
   std::map<StoreTable::Client, Client> clients_;

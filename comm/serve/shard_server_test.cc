@@ -137,7 +137,7 @@ TEST(ShardServerTest, LargeShardsAndTheOwnSliceInPlace) {
   }
 }
 
-// Of 50 keys, in another order on each of two threads of each rank.
+// Pulls 50 keys, in another order on each of two threads of each rank.
 TEST(ShardServerTest, ManyPullsInDifferentOrders) {
   constexpr int kKeys = 50, kPulls = 1000, kThreads = 2;
   Ranks ranks(3);

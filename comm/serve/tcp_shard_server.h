@@ -137,7 +137,7 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   const int world_size_;
   const int wake_fd_;  // an eventfd
 
-  // Of tessera-shards alone.
+  // Used by the thread tessera-shards only.
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null for the own
   std::vector<Early> early_;
   absl::Duration charged_;  // waits until then are counted
@@ -155,7 +155,7 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   std::vector<std::optional<absl::Duration>> closed_ ABSL_GUARDED_BY(mutex_);
   absl::Status verdict_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
-  // Of Retire, until it has ended.
+  // The future of Retire, until that has ended.
   std::shared_ptr<CommFuture::State> retirement_ ABSL_GUARDED_BY(mutex_);
   bool retires_ ABSL_GUARDED_BY(mutex_) = false;  // not yet taken note of
   bool retired_ ABSL_GUARDED_BY(mutex_) = false;

@@ -26,8 +26,8 @@
 namespace tessera {
 namespace {
 
-// Of one rank, that wait for a version or to be sent. No rank of ours has so
-// many pulls under way.
+// The most requests of one rank that wait for a version or to be sent. No rank
+// of ours has so many pulls under way.
 constexpr int64_t kMaxRequests = 1 << 16;
 
 // "unit a #7 (pull, 64 bytes of float32)"

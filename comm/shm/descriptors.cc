@@ -31,7 +31,7 @@ constexpr size_t kMaxDescriptors = 4;
 // How often an offer looks whether it is to end, and tries again.
 constexpr int kLookMs = 20;
 
-// Of a message with so many descriptors.
+// The envelope of a message with so many descriptors.
 struct Envelope {
   Envelope(std::string* bytes, size_t num_descriptors)
       : piece{bytes->data(), bytes->size()} {
@@ -164,7 +164,7 @@ absl::Status TakeDescriptors(const std::string& name, absl::Duration timeout,
   const absl::Cleanup close_fd = [fd] { close(fd); };
   const timeval patience = absl::ToTimeval(timeout);
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-  // Of connect, where too many wait already.
+  // Limits connect, where too many wait already.
   setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
   if (TEMP_FAILURE_RETRY(
           connect(fd, reinterpret_cast<sockaddr*>(&address), size)) != 0) {

@@ -49,8 +49,8 @@ class DescriptorOffer {
 absl::Status TakeDescriptors(const std::string& name, absl::Duration timeout,
                              std::string* bytes, std::vector<int>* descriptors);
 
-// The same, of one message of a connected local socket, which blocks or has a
-// limit of time; of another kind of message nothing is kept.
+// Receives descriptors with one message of a connected local socket, which
+// blocks or has a time limit; nothing is kept of another kind of message.
 absl::Status ReceiveDescriptors(int fd, std::string* bytes,
                                 std::vector<int>* descriptors);
 

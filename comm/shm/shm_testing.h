@@ -45,7 +45,7 @@ class Host {
   int size() const { return static_cast<int>(teams_.size()); }
   Team& team(int rank) { return *teams_[rank]; }
   Collectives& rank(int rank) { return *ranks_[rank]; }
-  // Of a rank's heap.
+  // Returns the begin of a rank's heap.
   char* heap(int rank) { return memory_[rank] + kHeadBytes; }
 
   std::vector<absl::Status> Run(

@@ -74,8 +74,8 @@ struct Control {
   Counter broken;  // the first collective that this rank has given up
   Counter left;    // 1: this rank will enter no more collectives
   Door door;       // of who waits in a collective
-  // Of collective n in posts[n % 2]: nobody enters n + 2 before all have read
-  // n.
+  // The post of collective n is posts[n % 2]: nobody enters n + 2 before all
+  // have read n.
   alignas(64) Post posts[2];
 };
 
@@ -99,8 +99,8 @@ class Team {
   }
   char* head_of(int rank) const { return members_[rank].head; }
   const char* heap_of(int rank) const { return members_[rank].heap; }
-  // Of [place, place + bytes) in this rank's heap; -1 if the others cannot read
-  // all of it there.
+  // Returns the offset of [place, place + bytes) in this rank's heap; -1 if the
+  // others cannot read all of it there.
   int64_t OffsetInHeap(const void* place, int64_t bytes) const;
 
   // Raises a counter of mine() and wakes who sleeps. LOCAL.

@@ -141,7 +141,8 @@ class Announcements {
  private:
   Announcements(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                 Clock clock);
-  // Of all ranks, the own entry and those not known empty.
+  // Reads the announcements of all ranks: the own entry, and those not known to
+  // be empty.
   std::vector<Announcement> ReadAll();
 
   const Clock clock_;

@@ -64,8 +64,8 @@ class FailureDomain {
   }
   // Unavailable if the process of `rank` has ended, or has left. LOCAL.
   absl::Status EndOf(int rank) const;
-  // Of the first of `ranks` that has announced something, what, or that it has
-  // ended; OK if there is none. Asks the store. LOCAL.
+  // Returns what the first of `ranks` with an announcement has announced, or
+  // that it has ended; OK if there is none. Asks the store. LOCAL.
   absl::Status TroubleOf(const std::vector<int>& ranks);
 
  private:

@@ -22,9 +22,9 @@ class PeerProgress {
 
   void Learn(const AnnouncementSnapshot& snapshot);
 
-  // Of a wait that has lasted for `waited`, in a collective of `ranks`: which
-  // of them have not come, or are elsewhere, and which wait. `awaited`: whose
-  // message this rank waits for, or -1.
+  // Describes a wait that has lasted for `waited`, in a collective of `ranks`:
+  // which of them have not come, or are elsewhere, and which wait. `awaited`:
+  // the rank whose message this rank waits for, or -1.
   std::string Describe(const WaitingIn& wait, const std::vector<int>& ranks,
                        int awaited, absl::Duration waited) const;
   // Where `rank` is, as far as is known: "it is in unit a #41 (all-reduce

@@ -66,7 +66,7 @@ class WaitJudge {
 
   // OK: go on waiting, as far as the processes of ranks are concerned. LOCAL.
   absl::Status JudgeEnded(const Wait& wait) const;
-  // The same for what ranks have announced, and where they are. Between looks
+  // Judges by what ranks have announced, and where they are. Between looks
   // always OK. LOCAL.
   absl::Status JudgeAnnouncements(const Wait& wait);
   bool TimedOut(absl::Duration begin) const;
@@ -93,7 +93,7 @@ class WaitJudge {
   Announcements* const announcements_;
   const Options options_;
   const absl::Duration tick_;
-  // Of the wait that began at `judged_begin_`.
+  // These are of the wait that began at `judged_begin_`.
   absl::Duration judged_begin_ = -absl::InfiniteDuration();
   absl::Duration interval_, look_at_;
   absl::Duration looked_at_ = -absl::InfiniteDuration();

@@ -111,7 +111,7 @@ class WaitMonitor {
   Announcements* const announcements_;
   const Options options_;
 
-  // Of the watching thread alone.
+  // Used by the watching thread only.
   WaitJudge judge_;
   absl::Duration publish_at_;
   int64_t published_ = 0;  // the wait whose name the others can read

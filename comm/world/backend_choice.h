@@ -54,7 +54,8 @@ std::string BackendOfSubgroup(absl::string_view whole,
 // The device index that `rank` uses: its local rank among those it sees, -1
 // without a GPU.
 int DeviceOf(const std::vector<RankInfo>& infos, int rank);
-// The same where ChooseBackend gives one of devices; else -1, on all.
+// Returns DeviceOf where ChooseBackend gives a backend of devices; else -1, on
+// all ranks.
 int GpuOf(const std::vector<RankInfo>& infos, int rank,
           absl::string_view wanted, bool built_with_nccl);
 

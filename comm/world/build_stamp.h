@@ -12,9 +12,9 @@
 
 namespace tessera {
 
-// Of what ranks send each other, and of the order of the collectives that the
-// engine makes. To be raised with every change after which ranks of the two
-// builds could not work together.
+// The version of what ranks send each other, and of the order of the
+// collectives that the engine makes. Raise it with every change after which
+// ranks of the two builds could not work together.
 inline constexpr int kProtocol = 1;
 
 // "protocol 1, libtorch 2.11.0".

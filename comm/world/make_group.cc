@@ -55,7 +55,7 @@ struct Connecting {
   StorePtr store;  // for this group's keys alone
   // Set where all ranks have found that they cannot share memory.
   bool cannot_share = false;
-  // Of the same ranks, in host memory: that transports of devices go over.
+  // A group of the same ranks in host memory, which transports of devices use.
   std::shared_ptr<GroupCommunicator> host;
 };
 using Connector =

@@ -1,5 +1,5 @@
-// SwapChecksums: of blocks as they were written, by where they lie in a file.
-// No torch.
+// SwapChecksums: checksums of blocks as they were written, by their place in a
+// file. No torch.
 //
 // Threads: any.
 #ifndef OFFLOAD_DISK_SWAP_CHECKSUMS_H_
@@ -19,12 +19,12 @@ namespace tessera {
 
 class SwapChecksums {
  public:
-  // CRC32C.
+  // Returns the CRC32C of the bytes.
   static uint32_t Of(const char* data, int64_t bytes) {
     return Crc32c({data, static_cast<size_t>(bytes)});
   }
 
-  // Of all that overlap this part of the file.
+  // Forgets the checksums of all blocks that overlap this part of the file.
   void Forget(int64_t begin, int64_t bytes) {
     absl::MutexLock lock(&mutex_);
     auto it = sums_.lower_bound(begin);
@@ -38,9 +38,9 @@ class SwapChecksums {
     absl::MutexLock lock(&mutex_);
     sums_[begin] = {bytes, crc};
   }
-  // Where the first block begins that lies in [begin, begin + bytes) of the
-  // file and is not what `memory` holds there; -1: none. Blocks for which
-  // `looks_at(block_begin, block_end)` is false are left out.
+  // Returns where the first block in [begin, begin + bytes) of the file begins
+  // that `memory` does not match; -1: none. Blocks for which
+  // `looks_at(block_begin, block_end)` is false are skipped.
   template <class Fn>
   int64_t FirstWrong(int64_t begin, int64_t bytes, const char* memory,
                      const Fn& looks_at) {

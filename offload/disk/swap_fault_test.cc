@@ -155,7 +155,8 @@ TEST_P(SwapFileTest, AChangedByteIsDataLoss) {
                        AllOf(HasSubstr("rank 3"), HasSubstr("moments of x"),
                              HasSubstr("checksum"),
                              HasSubstr(absl::StrCat("byte ", 2 * kBlock)))));
-  // The same where the blocks of the read are others than those of the write.
+  // The damage is also found where the blocks of the read are not those of the
+  // write.
   EXPECT_THAT(read(kSwapAlignment, 4 * kBlock - kSwapAlignment),
               StatusIs(absl::StatusCode::kDataLoss));
   TESSERA_EXPECT_OK(read(0, 2 * kBlock));

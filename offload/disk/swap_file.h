@@ -1,7 +1,7 @@
 // SwapFile: memory on a disk: one file of one rank, for what a run need not
-// hold in memory all the time. Its content is worth nothing to anybody else,
-// and nothing once the process has ended: the file loses its name when it is
-// opened, so that the system frees it with the process, whatever ends that.
+// hold in memory all the time. Its content is useless to others, and after the
+// end of the process: the file is unlinked when it is opened, so that the
+// system frees it with the process, however that ends.
 //
 //   Allocate(bytes) --> SwapExtent     room that the disk has promised (ENOSPC
 //                                      comes here, and not in the middle)
@@ -15,9 +15,9 @@
 // multiples of kSwapAlignment are handed to the disk as they are; others go
 // through blocks of the file's own, a copy more.
 //
-// Order: none between requests (those that wait for the disk go to it as they
-// came, ReadUrgent's first). Who reads what is being written, or the other
-// way round, waits in between.
+// Order: requests are not ordered (waiting ones go to the disk in the order in
+// which they came, ReadUrgent's first). To read what is being written, or the
+// other way round, wait in between.
 //
 // Errors name folder, owner, what was read or written, and what to try:
 // ResourceExhausted (no room: Allocate), DataLoss (a short read, a checksum),
@@ -46,14 +46,15 @@ inline constexpr int64_t kSwapAlignment = 4096;  // bytes
 struct SwapOptions {
   std::string folder;  // must exist; several jobs may have the same
   std::string owner;   // for messages: "rank 3"
-  // Of one request to the disk (aio.block_size), a multiple of kSwapAlignment.
+  // Bytes of one request to the disk (aio.block_size), a multiple of
+  // kSwapAlignment.
   int64_t block_bytes = 1 << 20;
   int queue_depth = 8;  // of these under way at a time (aio.queue_depth)
   int threads = 1;      // where there is no io_uring (aio.intra_op_parallelism)
   bool single_submit = false;  // blocks are submitted one by one
   bool overlap_events =
       true;  // completions are taken while others are submitted
-  // Every block written has a checksum, which is looked at when it is read.
+  // Every block written has a checksum, which is checked when it is read.
   bool checksums = false;
 };
 
@@ -63,7 +64,8 @@ struct SwapExtent {
   int64_t bytes = 0;
 };
 
-// The end of one Read or Write. Copyable; a default-constructed one is done.
+// A future for the end of one Read or Write. Copyable; a default-constructed
+// one is done.
 class SwapFuture {
  public:
   struct State;  // swap_requests.h
@@ -74,7 +76,7 @@ class SwapFuture {
   // Blocks until the memory may be read, or used for something else. May be
   // called more than once, from any thread.
   absl::Status Wait() const;
-  // Wait would not block.
+  // Whether Wait would return at once.
   bool Done() const;
 
  private:
@@ -83,7 +85,7 @@ class SwapFuture {
 
 struct SwapStats {
   int64_t bytes_read = 0, bytes_written = 0;  // since Create
-  // With at least one request of that kind under way.
+  // Time with at least one request of that kind under way.
   absl::Duration reading, writing;
   absl::Duration busy;     // with any
   absl::Duration waited;   // SwapFuture::Wait blocked for so long
@@ -94,31 +96,33 @@ class SwapSystem;  // the system calls: swap_system.h
 
 class SwapFile {
  public:
-  // Opens a new file in the folder, and takes its name away; removes what a job
-  // has left there that was ended in between. `system`: null for the real one;
-  // tests refuse calls with another, which outlives the file. Returns NotFound,
-  // PermissionDenied, ... that name the folder. LOCAL.
+  // Opens a new file in the folder and unlinks it; removes files of jobs that
+  // were killed in between. `system`: null for the real one; tests refuse calls
+  // with another, which outlives the file. Errors (NotFound, PermissionDenied,
+  // ...) name the folder. LOCAL.
   static absl::StatusOr<std::shared_ptr<SwapFile>> Create(
       const SwapOptions& options, SwapSystem* system = nullptr);
   // Waits for what is under way.
   virtual ~SwapFile() = default;
 
-  // `bytes` are rounded up to kSwapAlignment. What lies there is anything.
-  // ResourceExhausted says how much the file system has left. LOCAL.
+  // Allocates room; `bytes` are rounded up to kSwapAlignment. Its content is
+  // unspecified. ResourceExhausted says how much the file system has left.
+  // LOCAL.
   virtual absl::StatusOr<SwapExtent> Allocate(int64_t bytes) = 0;
-  // Room that one can do without: of what the file system has left when this is
-  // first called half stays free, for checkpoints, say. LOCAL.
+  // Allocates optional room: half of what the file system has left at the first
+  // call stays free, for example for checkpoints. LOCAL.
   virtual absl::StatusOr<SwapExtent> AllocateSpare(int64_t bytes) = 0;
-  // Room for another Allocate. REQUIRES: nothing of it is under way.
+  // Frees room for another Allocate. REQUIRES: no request on it is under way.
   virtual void Free(const SwapExtent& extent) = 0;
 
-  // The memory is the file's until the future is done. `what` is for messages:
-  // "optimizer states of unit layers.3". Of a write the bytes behind, up to a
-  // multiple of kSwapAlignment, are anything afterwards. REQUIRES: within the
-  // extent; `offset` is a multiple of kSwapAlignment. ASYNC.
+  // Start a read or a write; the memory belongs to the file until the future is
+  // done. `what` is for messages: "optimizer states of unit layers.3". A write
+  // leaves the bytes after its end, up to a multiple of kSwapAlignment,
+  // unspecified. REQUIRES: within the extent; `offset` is a multiple of
+  // kSwapAlignment. ASYNC.
   virtual SwapFuture Read(const SwapExtent& extent, int64_t offset, void* to,
                           int64_t bytes, absl::string_view what) = 0;
-  // Before all that waits and is not urgent: somebody needs it to go on.
+  // Starts a read before all waiting requests that are not urgent.
   virtual SwapFuture ReadUrgent(const SwapExtent& extent, int64_t offset,
                                 void* to, int64_t bytes,
                                 absl::string_view what) = 0;
@@ -126,15 +130,15 @@ class SwapFile {
                            const void* from, int64_t bytes,
                            absl::string_view what) = 0;
 
-  // Memory that many requests will use, aligned to kSwapAlignment: the kernel
-  // maps it once. A hint; false where it may not (RLIMIT_MEMLOCK). Until the
-  // file's end or Unregister. REQUIRES of Unregister: nothing of it is under
-  // way.
+  // Registers memory that many requests will use, aligned to kSwapAlignment, so
+  // that the kernel maps it once, until the file's end or Unregister. A hint;
+  // false where that is not allowed (RLIMIT_MEMLOCK). REQUIRES of Unregister:
+  // no request on it is under way.
   virtual bool Register(void* memory, int64_t bytes) = 0;
   virtual void Unregister(void* memory) = 0;
 
   virtual SwapStats stats() const = 0;
-  // "io_uring, O_DIRECT, registered buffers": for reports.
+  // Describes the file for reports: "io_uring, O_DIRECT, registered buffers".
   virtual std::string Describe() const = 0;
 };
 

@@ -1,8 +1,9 @@
-// OpenSwap: a new file without a name in a folder, and no leavings of others.
+// OpenSwap: opens a new file without a name in a folder, and removes leftovers
+// of others.
 //
 // A file has the name tessera-swap-XXXXXX from its creation until it is
-// unlinked, some microseconds. Who finds such a file older than a minute that
-// nobody has locked removes it: its job was killed in between.
+// unlinked, some microseconds. A file that is older than a minute and not
+// locked is removed by whoever finds it: its job was killed in between.
 //
 // Threads: any.
 #ifndef OFFLOAD_DISK_SWAP_FOLDER_H_

@@ -1,6 +1,6 @@
-// SwapRequests: the reads and writes of a swap file: what waits, and what
-// becomes of it. A request is cut into blocks; a block is in a slot while it is
-// under way, by whatever asks the disk:
+// SwapRequests: queues the reads and writes of a swap file. A request is cut
+// into blocks; a block is in a slot while it is under way, whatever talks to
+// the disk:
 //
 //   Enqueue --> queue_ --Cut, Prepare--> SwapSlot --> the disk --> Landed --+->
 //                                           ^                               |
@@ -30,7 +30,7 @@
 
 namespace tessera {
 
-// To multiples of kSwapAlignment.
+// Round to multiples of kSwapAlignment.
 inline int64_t SwapRoundDown(int64_t bytes) {
   return bytes / kSwapAlignment * kSwapAlignment;
 }
@@ -42,7 +42,7 @@ inline bool SwapAligned(const void* memory) {
 }
 
 struct SwapFuture::State {
-  // Of the request, fixed.
+  // The request, constant.
   bool write = false;
   bool urgent = false;
   char* memory = nullptr;
@@ -89,36 +89,37 @@ class SwapRequests {
   SwapRequests(const SwapRequests&) = delete;
   SwapRequests& operator=(const SwapRequests&) = delete;
 
-  // SwapFile::Read, ReadUrgent and Write. Who asks the disk is woken by the
-  // caller, unless it waits in AwaitCut. ASYNC.
+  // Queues SwapFile's Read, ReadUrgent or Write. The caller wakes the thread
+  // that talks to the disk, unless that waits in AwaitCut. ASYNC.
   enum class Kind { kRead, kReadUrgent, kWrite };
   SwapFuture Enqueue(Kind kind, const SwapExtent& extent, int64_t offset,
                      char* memory, int64_t bytes, absl::string_view what)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The next block of the queue, if there is one. LOCAL.
+  // Takes the next block of the queue, if there is one. LOCAL.
   bool Cut(SwapSlot* slot) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits for it. False: there is none, and after Stop there comes none.
+  // As Cut, but waits for a block. False: there is none, and none will come
+  // after Stop.
   bool AwaitCut(SwapSlot* slot) ABSL_LOCKS_EXCLUDED(mutex_);
-  // What is to be done before a block goes to the disk; false: it has ended.
+  // Prepares a block for the disk; false: it has ended.
   bool Prepare(SwapSlot* slot);
-  // The disk's answer: bytes, or -errno. True: the rest of the block is to be
-  // asked for.
+  // Handles the disk's answer: bytes, or -errno. True: the rest of the block
+  // must be requested.
   bool Landed(SwapSlot* slot, int64_t result);
 
-  // Nothing is enqueued any more.
+  // Called when nothing is enqueued any more.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
   bool stopping() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // What was written there will not be read any more.
+  // Forgets what was written there, which will not be read any more.
   void Forget(const SwapExtent& extent);
-  // Without file_bytes.
+  // Returns the statistics, without file_bytes.
   SwapStats stats() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   using Request = SwapFuture::State;
 
-  // Adds the time since the last call to what is under way.
+  // Adds the time since the last call to the times of what is under way.
   void CountTime() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool CutLocked(SwapSlot* slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndBlock(SwapSlot* slot, absl::Status status)
@@ -135,7 +136,7 @@ class SwapRequests {
       std::make_shared<std::atomic<int64_t>>(0);
 
   mutable absl::Mutex mutex_;
-  // Those that are urgent before others; of either the oldest first.
+  // Urgent requests before others; each kind oldest first.
   std::deque<std::shared_ptr<Request>> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   int reads_ ABSL_GUARDED_BY(mutex_) = 0, writes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,5 +1,5 @@
-// SwapRing: a swap file's requests by io_uring. One thread has all the slots,
-// queue_depth of them; an eventfd wakes it when there is more to do.
+// SwapRing: serves a swap file's requests by io_uring. One thread has all the
+// slots, queue_depth of them; an eventfd wakes it when there is more to do.
 //
 // Threads: Run: one. Others: any.
 #ifndef OFFLOAD_DISK_SWAP_RING_H_
@@ -25,8 +25,8 @@ namespace tessera {
 
 class SwapRing {
  public:
-  // Null where the kernel has no io_uring, or forbids it. All that is handed
-  // over outlives the ring; `fd` is the swap file. LOCAL.
+  // Makes a ring; null where the kernel has no io_uring, or forbids it. All
+  // arguments outlive the ring; `fd` is the swap file. LOCAL.
   static std::unique_ptr<SwapRing> Create(const SwapOptions& options,
                                           SwapSystem* system, int fd,
                                           SwapRequests* requests);
@@ -37,13 +37,13 @@ class SwapRing {
 
   // Serves the requests until they are stopped and all have ended.
   void Run();
-  // After Enqueue, and after Stop.
+  // Wakes Run's thread; call it after Enqueue, and after Stop.
   void Wake();
 
-  // As SwapFile's.
+  // Carry out SwapFile's calls of the same names.
   bool Register(void* memory, int64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
   void Unregister(void* memory) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Any memory is registered.
+  // Whether any memory is registered.
   bool HasRegistered() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -59,7 +59,7 @@ class SwapRing {
   void Submit(size_t slot);
   // Gives idle slots blocks, as many as there are.
   void FillRing(std::vector<size_t>* idle, bool* stopping);
-  // -1: it is not registered.
+  // Returns the registered buffer of a memory; -1: it is not registered.
   int BufferOf(const char* memory, int64_t bytes) const
       ABSL_LOCKS_EXCLUDED(mutex_);
   bool UpdateBuffer(int index, const iovec& range);
@@ -72,7 +72,7 @@ class SwapRing {
   bool has_ring_ = false;
   io_uring ring_ = {};
   int wake_fd_ = -1;
-  // Of Run's thread.
+  // Used by Run's thread only.
   uint64_t wakes_ = 0;  // where the kernel puts what it reads from wake_fd_
   std::deque<SwapSlot> slots_;
 

@@ -1,4 +1,5 @@
-// SwapRoom: which parts of a file are free; neighbours are joined. No torch.
+// SwapRoom: tracks the free parts of a file; adjacent ones are joined. No
+// torch.
 //
 // Threads: one at a time.
 #ifndef OFFLOAD_DISK_SWAP_ROOM_H_
@@ -12,9 +13,9 @@ namespace tessera {
 
 class SwapRoom {
  public:
-  // Of the file.
+  // The end of the file.
   int64_t end() const { return end_; }
-  // First fit; false: none.
+  // Takes free bytes, first fit; false: there are none.
   bool Take(int64_t bytes, int64_t* begin) {
     for (auto it = free_.begin(); it != free_.end(); ++it) {
       if (it->second < bytes) continue;
@@ -26,13 +27,13 @@ class SwapRoom {
     }
     return false;
   }
-  // Where the free part at the end begins, or the end.
+  // Returns where the free part at the end begins, or the end.
   int64_t Tail() const {
     if (free_.empty()) return end_;
     const auto& [begin, bytes] = *free_.rbegin();
     return begin + bytes == end_ ? begin : end_;
   }
-  // Free bytes behind the end.
+  // Adds free bytes at the end.
   void Grow(int64_t bytes) {
     end_ += bytes;
     Give(end_ - bytes, bytes);

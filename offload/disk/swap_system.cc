@@ -54,7 +54,7 @@ int SwapSystem::Unlink(int folder, const std::string& name) {
 
 int SwapSystem::List(int folder, std::vector<std::string>* names) {
   names->clear();
-  // Of its own, since reading moves the descriptor's position.
+  // Uses a descriptor of its own, since reading moves a descriptor's position.
   const int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* const stream = fd < 0 ? nullptr : fdopendir(fd);
   if (stream == nullptr) {

@@ -1,4 +1,4 @@
-// What AdamW and Adam need of a step, which LAMB needs, too.
+// Coefficients of a step of AdamW and Adam, which LAMB uses, too.
 #ifndef OPTIM_ALGORITHMS_ADAM_H_
 #define OPTIM_ALGORITHMS_ADAM_H_
 
@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// AdamFormula's, with `l2` those of Adam.
+// Sets AdamFormula's coefficients, with `l2` those of Adam.
 void SetAdam(const OptimizerOptions& o, double step, bool l2,
              StepCoefficients* k);
 

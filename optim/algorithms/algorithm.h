@@ -50,7 +50,7 @@ struct OptionKind {
   bool above = false;
 };
 
-// Those that several algorithms have.
+// Options that several algorithms have.
 constexpr OptionKind kLr = {"lr", &OptimizerOptions::lr};
 constexpr OptionKind kWeightDecay = {"weight_decay",
                                      &OptimizerOptions::weight_decay};
@@ -76,14 +76,15 @@ constexpr OptionKind kMinCoeff = {"min_coeff", &OptimizerOptions::min_coeff};
 constexpr OptionKind kMaxCoeff = {"max_coeff", &OptimizerOptions::max_coeff, 0,
                                   HUGE_VAL, true};
 
-// One of an algorithm.
+// An option of an algorithm.
 struct Option : OptionKind {
-  // Where a configuration says nothing; absent: it stays absent, and is 0 here.
+  // The default; absent: where a configuration does not set it, it stays
+  // absent, and is 0 here.
   std::optional<double> value;
 };
 
-// A parameter of configurations that no group and no call sets. Its default is
-// `number`, or `text`, or what the field `like` is.
+// A parameter of configurations that groups and calls cannot set. Its default
+// is `number`, or `text`, or the value of the field `like`.
 struct ConfigField {
   const char* name;
   double number = 0;
@@ -91,14 +92,13 @@ struct ConfigField {
   const char* like = nullptr;
 };
 
-// What is wrong with options that are each in their range; without a text:
-// nothing.
+// What is wrong with options that are each in their range; empty text: nothing.
 struct OptionFault {
   const char* option = nullptr;  // null: several
   std::string text;
 };
 
-// What the completion of a direction may depend on: of one parameter.
+// What the completion of one parameter's direction may depend on.
 struct DirectedParameter {
   int64_t numel = 0;
   int64_t rows = 0, columns = 0;     // of a matrix
@@ -107,16 +107,16 @@ struct DirectedParameter {
 
 // A directed step (optim/directed_step.h): its descent.
 struct DirectedRow {
-  // Masters are multiplied by 1 - lr * weight_decay; else the direction has
-  // their decay.
+  // Masters are multiplied by 1 - lr * weight_decay; otherwise the direction
+  // includes their decay.
   bool decays;
   double (*rate)(const OptimizerOptions& o, double step);
-  // Times the rate.
+  // A factor of the rate.
   double (*scale)(const OptimizerOptions& o, const DirectedParameter& p);
 };
 
-// The algorithm of those parameters that an algorithm is not for, and those of
-// its options that have other defaults then.
+// The algorithm of the parameters that an algorithm is not for, and those of
+// its options whose defaults differ then.
 struct RestRow {
   Algorithm algorithm;
   absl::Span<const Option> options;
@@ -127,21 +127,21 @@ struct AlgorithmRow {
   const char* name;
   absl::Span<const Option> options;  // in the order of messages
   absl::Span<const ConfigField> fields = {};
-  // What options make of it. Another formula has other states.
+  // The formula that options select. Another formula has other states.
   Formula (*formula)(const OptimizerOptions& o);
   // Sets `values` and `variant` of the step of that number, which counts from
   // 1. Null: no formula has any.
   void (*coefficients)(const OptimizerOptions& o, double step,
                        StepCoefficients* k) = nullptr;
-  // What must fit together. Null: nothing must.
+  // Checks options that must fit together. Null: none must.
   OptionFault (*check)(const OptimizerOptions& o) = nullptr;
   const DirectedRow* directed = nullptr;
   const RestRow* rest = nullptr;
-  // Why states are float32 alone: ends "expected fp32". Null: they may be of
-  // few bits.
+  // Why states must be float32: the end of a message, "expected fp32". Null:
+  // they may have fewer bits.
   const char* why_float32 = nullptr;
-  // Parameters are where gradients are taken, and have an average that is found
-  // from them (optim/algorithms/average_weights.h).
+  // Parameters are the points where gradients are taken; their average is
+  // computed from them (optim/algorithms/average_weights.h).
   bool averages = false;
 
   const Option* Find(absl::string_view option) const {
@@ -150,7 +150,7 @@ struct AlgorithmRow {
     }
     return nullptr;
   }
-  // What a configuration of it may have: of the rest first.
+  // Finds an option that its configuration may have, first among the rest's.
   const Option* FindOrRest(absl::string_view option) const {
     if (rest == nullptr) return Find(option);
     for (const Option& o : rest->options) {
@@ -164,7 +164,7 @@ struct AlgorithmRow {
 TESSERA_ALGORITHMS(TESSERA_ROW)
 #undef TESSERA_ROW
 
-// AlgorithmRow::check of those that have kMinCoeff and kMaxCoeff.
+// AlgorithmRow::check for algorithms that have kMinCoeff and kMaxCoeff.
 OptionFault CheckTrustRatio(const OptimizerOptions& o);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// The average of schedule-free AdamW: what the parameters of one group have in
-// common, besides their options.
+// AverageWeights: weights of the average of schedule-free AdamW, which the
+// parameters of one group share.
 //
 //   weight  of the group's step k: k^r * largest_rate^weight_lr_power, with the
 //           largest rate of its steps so far
@@ -21,7 +21,7 @@ struct AverageWeights {
   double sum = 0;
   double largest_rate = 0;
 
-  // Of the step that follows, with these options.
+  // The weight, and the share, of the next step with these options.
   double WeightOf(const OptimizerOptions& o) const {
     return std::pow(static_cast<double>(steps + 1), o.r) *
            std::pow(std::max(o.lr, largest_rate), o.weight_lr_power);
@@ -30,7 +30,7 @@ struct AverageWeights {
     const double weight = WeightOf(o), total = sum + weight;
     return total > 0 ? weight / total : 0;
   }
-  // Those after it.
+  // Returns the state after that step.
   AverageWeights After(const OptimizerOptions& o) const {
     return {steps + 1, sum + WeightOf(o), std::max(o.lr, largest_rate)};
   }

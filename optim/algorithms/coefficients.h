@@ -1,5 +1,5 @@
-// What a step needs of options and its number: a formula, its states, and its
-// numbers in float64.
+// Computes what a step needs from options and its number: a formula, its
+// states, and its coefficients in float64.
 #ifndef OPTIM_ALGORITHMS_COEFFICIENTS_H_
 #define OPTIM_ALGORITHMS_COEFFICIENTS_H_
 
@@ -11,31 +11,32 @@
 
 namespace tessera {
 
-// Of LAMB, Muon and Adafactor the direction.
+// Returns the formula of an algorithm; for LAMB, Muon and Adafactor that of the
+// direction.
 Formula FormulaOf(const OptimizerOptions& options);
 bool IsDirection(Formula formula);
-// As checkpoints call it: "adamw", "sgd_momentum".
+// Returns the formula's name in checkpoints: "adamw", "sgd_momentum".
 const char* NameOf(Formula formula);
 
 struct StepState {
   const char* name = nullptr;  // as checkpoints call it: "exp_avg"
   bool non_negative = false;
 };
-// A formula's, in its order; `count` of them. (Not those with a shape of their
-// own: optim/kernels/shaped_states.h.)
+// The `count` states of a formula, in its order, except those with a shape of
+// their own (optim/kernels/shaped_states.h).
 struct StepStates {
   StepState states[kMaxStates];
   int count = 0;
 };
 StepStates StatesOf(Formula formula);
-// Their number, of a program's own optimizer, too.
+// Returns the number of states, also for a program's own optimizer.
 int StateCountOf(const OptimizerOptions& options);
 
-// `step` counts from 1.
+// Returns a step's coefficients. `step` counts from 1.
 StepCoefficients CoefficientsOf(const OptimizerOptions& options, int64_t step,
                                 double gradient_factor = 1, uint64_t seed = 0);
-// The descent along a direction: of masters, by `scale` times the rate.
-// REQUIRES: the algorithm is a directed one.
+// Returns the coefficients of a descent of masters along a direction, by
+// `scale` times the rate. REQUIRES: the algorithm is a directed one.
 StepCoefficients DescentOf(const OptimizerOptions& options, int64_t step,
                            double scale);
 

@@ -1,6 +1,6 @@
-// OptimizerOptions: which algorithm, and its hyperparameters: those of one
-// group of parameters. Names as PyTorch's and DeepSpeed's. Which of them an
-// algorithm has, in which range, says its row (optim/algorithms/algorithm.h).
+// OptimizerOptions: the algorithm of one group of parameters and its
+// hyperparameters, named as in PyTorch and DeepSpeed. An algorithm's row
+// (optim/algorithms/algorithm.h) says which of them it has, and their ranges.
 #ifndef OPTIM_ALGORITHMS_OPTIMIZER_OPTIONS_H_
 #define OPTIM_ALGORITHMS_OPTIMIZER_OPTIONS_H_
 
@@ -14,7 +14,7 @@ namespace tessera {
 
 struct CustomOptimizer;  // optim/custom/custom_optimizer.h
 
-// What states are kept in; those of float64 masters are float64. The last two
+// How states are kept; those of float64 masters are float64. The last two kinds
 // are rounded stochastically (optim/kernels/element_step.h).
 //
 //   kFloat32   as computed
@@ -28,9 +28,9 @@ struct OptimizerOptions {
   double beta2 = 0.999;
   double eps = 1e-8;  // Adafactor: 0 is the masters' epsilon
   double weight_decay = 0;
-  // The bits of the class of torch::optim instead, operator by operator. AdamW.
+  // AdamW: gives the bits of the class of torch::optim, operator by operator.
   bool libtorch_exact = false;
-  // The bits of libtorch's fused kernel in every element. AdamW.
+  // AdamW: gives the bits of libtorch's fused kernel in every element.
   bool libtorch_fused = false;
   Algorithm algorithm = Algorithm::kAdamW;
   StateType states = StateType::kFloat32;
@@ -44,8 +44,8 @@ struct OptimizerOptions {
   double lr_decay = 0;
   double initial_accumulator_value = 0;
   bool maximize = false;
-  // Above 0: of the exponential moving average of the masters that is kept
-  // beside them, the state "ema".
+  // Above 0: the decay of an exponential moving average of the masters, which
+  // is kept as the state "ema".
   double ema_decay = 0;
   double min_coeff = 0.01;  // LAMB: of the trust ratio, at least
   double max_coeff = 10;    // LAMB: at most
@@ -57,16 +57,16 @@ struct OptimizerOptions {
   double r = 0;
   double weight_lr_power = 2;
   double average_share = 1;  // of the step: its optimizer sets it
-  // A program's own, and its number of states; null: another.
+  // The program's own optimizer and its number of states; null: it is not one.
   std::shared_ptr<const CustomOptimizer> custom;
   int custom_states = 0;
-  // Adafactor: of a parameter's root mean square, at least; of the second
-  // moments' decay, an exponent; of a change's root mean square, at most.
+  // Adafactor: the least root mean square of a parameter; the exponent of the
+  // second moments' decay; the greatest root mean square of a change.
   double eps2 = 1e-3;
   double beta2_decay = -0.8;
   double d = 1;
 
-  // All of them.
+  // All options, for comparison.
   auto Tied() const {
     return std::tie(lr, beta1, beta2, eps, weight_decay, libtorch_exact,
                     libtorch_fused, algorithm, states, bias_correction, amsgrad,

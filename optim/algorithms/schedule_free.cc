@@ -39,7 +39,7 @@ constexpr AlgorithmRow kScheduleFreeRow = {
     .options = kOptions,
     .formula = [](const OptimizerOptions&) { return Formula::kScheduleFree; },
     .coefficients = Set,
-    // Of z nothing may be lost.
+    // No bits of z may be lost.
     .why_float32 =
         " with AdamWScheduleFree, whose state z is as good as a master",
     .averages = true};

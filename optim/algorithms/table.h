@@ -1,5 +1,5 @@
-// The table of the optimizers: a line for each, which has its row
-// (optim/algorithms/algorithm.h) in a file of this room.
+// The table of the optimizers: one line each; its row
+// (optim/algorithms/algorithm.h) is in a file of this folder.
 #ifndef OPTIM_ALGORITHMS_TABLE_H_
 #define OPTIM_ALGORITHMS_TABLE_H_
 
@@ -37,14 +37,14 @@ enum class Algorithm : uint8_t {
 struct AlgorithmRow;  // optim/algorithms/algorithm.h
 const AlgorithmRow& RowOf(Algorithm algorithm);
 
-// "AdamW": as optimizer.type has it.
+// Returns the name in optimizer.type: "AdamW".
 const char* NameOf(Algorithm algorithm);
-// The first of that name, as it is spelled.
+// Finds the first algorithm of exactly that name.
 std::optional<Algorithm> FindAlgorithm(absl::string_view name);
-// Whether its masters may have 16 bits: those whose steps are of several
-// points, or by directions, may not.
+// Whether its masters may have 16 bits; they may not where a step has several
+// points or a direction.
 bool TakesNarrowMasters(Algorithm algorithm);
-// All names, each once.
+// Returns all names, each once.
 std::vector<std::string> AlgorithmNames();
 
 }  // namespace tessera

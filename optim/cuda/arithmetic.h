@@ -1,7 +1,7 @@
 // Arithmetic with one set of bits on CPU and GPU: each operation is rounded to
 // nearest even, once; none is fused with another, whatever the compiler's
-// flags, except MultiplyAdd. Of NaN there is one, which OneNan makes: which
-// bits an operation gives it differs.
+// flags, except MultiplyAdd. There is one NaN, which OneNan makes, since the
+// bits of a NaN differ between processors.
 #ifndef OPTIM_CUDA_ARITHMETIC_H_
 #define OPTIM_CUDA_ARITHMETIC_H_
 
@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// The values of one type as the other.
+// Reinterprets the bits of one type as another.
 template <typename To, typename From>
 TESSERA_HOST_DEVICE inline To BitCast(From from) {
   static_assert(sizeof(To) == sizeof(From), "as long");
@@ -22,7 +22,7 @@ TESSERA_HOST_DEVICE inline To BitCast(From from) {
   return to;
 }
 
-// On a GPU `gpu`, else `cpu`.
+// Evaluates to `gpu` on a GPU, else to `cpu`.
 #ifdef __CUDA_ARCH__
 #define TESSERA_GPU_OR_CPU(gpu, cpu) return gpu
 #else

@@ -1,7 +1,7 @@
 // Launches of an optimizer step's kernels (norm.cu, step.cu), on the GPU that
 // is current. `stream` is a cudaStream_t. ASYNC: on `stream`. The return value
-// is a cudaError_t, 0 if the launches went well. In a build without CUDA nobody
-// may call them.
+// is a cudaError_t, 0 if the launches succeeded. They must not be called in a
+// build without CUDA.
 #ifndef OPTIM_CUDA_KERNELS_H_
 #define OPTIM_CUDA_KERNELS_H_
 

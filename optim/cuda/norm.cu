@@ -19,7 +19,7 @@ constexpr int kThreads = 256;
 constexpr int kGroups = kThreads / kNormLanes;
 // Some eight for each processor of a large GPU.
 constexpr int64_t kMaxGrid = 1056;
-// Of the kernels with a digit for each thread.
+// Threads of the kernels with a digit for each thread.
 constexpr int kDigitThreads = 96;
 static_assert(kNormWords <= kDigitThreads && kNormWords <= kThreads, "");
 
@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kThreads)
   if (thread == kNormDigits) AtomicMax(sum + thread, words[thread]);
 }
 
-// Of a thread block; `digits` is shared memory, where thread i has written
-// digit i.
+// Carries the digits of a thread block; `digits` is shared memory, where thread
+// i has written digit i.
 __device__ void Carry(uint64_t* digits) {
   const int i = static_cast<int>(threadIdx.x);
   const bool mine = i < kNormDigits;

@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// The p that have kernels; the roots of others need a pow that is the CPU's.
+// The values of p that have kernels; roots for other p need the CPU's pow.
 enum class NormPower { kOne, kTwo, kInfinity };
 
 inline bool HasNormPower(double p) {
@@ -63,8 +63,8 @@ TESSERA_HOST_DEVICE inline double Join(double a, double b) {
   return Plus(a, b);
 }
 
-// Of a block's elements lane, lane + 8, ... Absent ones are zeros, which change
-// no lane.
+// Sums a block's elements lane, lane + 8, ... Absent ones count as zeros, which
+// change no lane.
 template <NormPower kPower, typename T>
 TESSERA_HOST_DEVICE inline double LaneSum(const NormSegment<T>& segment,
                                           int64_t block, int lane) {

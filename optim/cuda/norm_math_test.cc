@@ -297,7 +297,7 @@ TEST(NormMathTest, FindsReplicasThatDiffer) {
   }
 }
 
-// The same sum, shared out otherwise among a group's ranks.
+// Replicas have the same sum, divided differently among a group's ranks.
 TEST(NormMathTest, ReplicasAreComparedBySum) {
   std::vector<uint64_t> all(4 * kNormWords);
   all[30] = 0xffffffff;

@@ -55,7 +55,7 @@ TorchStates StatesOf(std::vector<Member<State>> members, SetSteps set_steps) {
   return states;
 }
 
-// Of classes whose states count steps.
+// Returns the states of a class whose states count steps.
 template <typename State>
 TorchStates CountedStates(std::vector<Member<State>> members) {
   return StatesOf<State>(std::move(members), [](State* state, int64_t steps) {

@@ -248,7 +248,7 @@ void AdafactorStep::Direct(size_t unit) {
       if (part.is_cpu()) {
         DivideByRootsOnCpu(part, rows, columns, eps * eps);
       } else {
-        // Of float32 a root in float64 is rounded as if once.
+        // A root of float32 that is computed in float64 is rounded as if once.
         const at::Tensor v = (rows * columns).clamp_min_(eps * eps);
         part.div_(v.to(at::kDouble).sqrt_().to(dtype));
       }

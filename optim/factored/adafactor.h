@@ -35,11 +35,12 @@
 
 namespace tessera {
 
-// One step of the units of a shard group: Add each, FindMeans, Direct each.
+// One step of the units of a shard group: call Add for each, FindMeans, Direct
+// for each.
 class AdafactorStep {
  public:
-  // `skip`: one number of a device, whether states stay as they are; undefined:
-  // they do not.
+  // `skip`: one number on a device that says whether states stay as they are;
+  // undefined: they do not.
   explicit AdafactorStep(at::Tensor skip) : skip_(std::move(skip)) {}
 
   struct Parameter {
@@ -47,21 +48,22 @@ class AdafactorStep {
     int64_t step = 1;                           // this one
     bool has_gradient = false;
   };
-  // `gradient`: [owned], of the masters' dtype, times its factor: has become
-  // the direction in Direct. `parameters`: of the unit. Borrows `flat` and
-  // `states`. LOCAL, ASYNC on devices. Throws c10::Error.
+  // Adds a unit. `gradient`: [owned], in the masters' dtype, multiplied by its
+  // factor; Direct replaces it by the direction. `parameters`: the unit's.
+  // Borrows `flat` and `states`. LOCAL, ASYNC on devices. Throws c10::Error.
   void Add(const FlatParameter& flat, at::Tensor gradient,
            const FactoredStates& states,
            const std::vector<Parameter>& parameters);
-  // Of all lines of all units: two all-reduces of float64, of a number and of
-  // two for each line. COLLECTIVE, blocking.
+  // Computes the means of all lines of all units, by two all-reduces of
+  // float64: one number per line, then two. COLLECTIVE, blocking.
   absl::Status FindMeans();
-  // States of the unit that was added as number `unit`, and its direction.
-  // LOCAL, ASYNC on devices. Throws c10::Error.
+  // Updates the states of the unit that was added as number `unit`, and
+  // computes its direction. LOCAL, ASYNC on devices. Throws c10::Error.
   void Direct(size_t unit);
 
  private:
-  // Of one parameter with a gradient. Rows, and columns if it has any.
+  // The work for one parameter with a gradient: rows, and columns if it has
+  // any.
   struct Work {
     Parameter parameter;
     at::Tensor part;  // this rank's of the gradient, in memory's order

@@ -1,5 +1,5 @@
-// Boxes: a run of a tensor's memory, which a shard may begin and end anywhere,
-// as a few of its sub-tensors:
+// Boxes: divides a run of a tensor's memory, which may begin and end anywhere,
+// into a few sub-tensors:
 //
 //   . . . x x     head
 //   x x x x x     the middle, at most once for each dim
@@ -20,9 +20,10 @@ struct Box {
   std::vector<int64_t> begins, sizes;  // by dim of the tensor
 };
 
-// `run`: from the tensor's first element in memory on. Boxes have `most`
-// elements each, or fewer. REQUIRES: the tensor is dense and does not overlap
-// itself, in whatever order of dims; it is not empty; most >= 1.
+// Returns the boxes of a run, which is counted from the tensor's first element
+// in memory. Boxes have at most `most` elements each. REQUIRES: the tensor is
+// dense and does not overlap itself, in whatever order of dims; it is not
+// empty; most >= 1.
 std::vector<Box> BoxesOf(absl::Span<const int64_t> sizes,
                          absl::Span<const int64_t> strides, Range run,
                          int64_t most);

@@ -1,7 +1,7 @@
 // FactoredStates: a unit's states that have shapes of their own
 // (optim/kernels/shaped_states.h), of the masters' dtype on the unit's device.
-// Of a matrix they are a row and a column, so each rank has them whole, with
-// the same bits; those of vectors, too.
+// A matrix has a row and a column of them, so each rank has them whole, with
+// the same bits, and those of vectors, too.
 #ifndef OPTIM_FACTORED_FACTORED_STATES_H_
 #define OPTIM_FACTORED_FACTORED_STATES_H_
 
@@ -27,10 +27,11 @@ struct ShapedState {
 class FactoredStates {
  public:
   FactoredStates() = default;
-  // Zeros; none of a formula without. LOCAL. ResourceExhausted.
+  // Allocates a unit's states as zeros; none if the formula has none. LOCAL.
+  // ResourceExhausted.
   static absl::StatusOr<FactoredStates> Allocate(const FlatParameter& flat,
                                                  Formula formula);
-  // In the order of parameters.
+  // All states, in the order of parameters.
   const std::vector<ShapedState>& all() const { return all_; }
   int64_t bytes() const { return buffer_.bytes(); }
 

@@ -12,8 +12,9 @@
 // cut off, n * 2^(16 b - 2 L). That is 2^(3 log2 n - 90) of the largest number
 // at most (2^-60 for n = 1024), for numbers above 2^-592.
 //
-// Ranks only know how to add. A line's bin is the largest of theirs: each gives
-// 2^(28 b), and the sum of fewer than 2^15 of these tells the largest b.
+// The only collective needed is a sum: a line's bin is the largest of the
+// ranks' bins, each rank gives 2^(28 b), and the sum of fewer than 2^15 of
+// these shows the largest b.
 //
 // An infinite number makes the sum infinite, so does one from 2^576 on, and a
 // NaN makes it NaN, even beside those.
@@ -29,11 +30,11 @@ namespace tessera {
 // All tensors are float64 unless said otherwise. LOCAL, ASYNC on devices. Throw
 // c10::Error.
 
-// Digits of a line of so many numbers; n >= 1.
+// Returns the digits of a line of n numbers; n >= 1.
 int64_t DigitsOf(int64_t n);
 
-// 2^(28 b) of what is the largest of a line's numbers here, 0 of 0; an infinity
-// or NaN stays. Any shape.
+// Returns 2^(28 b) for the largest of a line's numbers on this rank, 0 for 0;
+// an infinity or NaN stays. Any shape.
 at::Tensor BinPowers(const at::Tensor& largest);
 
 // How the lines are cut. All [lines], or of one shape.
@@ -50,13 +51,14 @@ struct LineCuts {
   at::Tensor powers_, unit_, low_unit_;
 };
 
-// high, low += the sums over `dim`, which is kept, of the halves of `numbers`.
-// `to_high` and the rest are [.., 1, ..].
+// Adds the sums over `dim`, which is kept, of the halves of `numbers` to `high`
+// and `low`. `to_high` and the rest are [.., 1, ..].
 void AddHalves(const at::Tensor& numbers, int64_t dim,
                const at::Tensor& to_high, const at::Tensor& to_low,
                const at::Tensor& high, const at::Tensor& low);
 
-// Of lines that are whole here, over `dim`, which is kept.
+// Returns the sums of lines that are whole on this rank, over `dim`, which is
+// kept.
 at::Tensor WholeLineSums(const at::Tensor& numbers, int64_t dim);
 
 }  // namespace tessera

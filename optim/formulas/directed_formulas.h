@@ -84,9 +84,9 @@ struct DescentFormula {
   }
 };
 
-// The directions, as formulas.h lists formulas. Adafactor's is not by element
-// (optim/factored/adafactor.h): nobody asks for a loop of it, nor has it states
-// of each element.
+// The directions, as formulas.h lists formulas. Adafactor's is not elementwise
+// (optim/factored/adafactor.h): its loop is never used, and it has no states of
+// each element.
 #define TESSERA_DIRECTIONS(FORMULA)            \
   FORMULA(kLambDirection, "lamb", LambFormula) \
   FORMULA(kMuonDirection, "muon", MuonFormula) \

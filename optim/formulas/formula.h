@@ -34,16 +34,16 @@ inline constexpr int kMaxStates = 3;        // of a formula
 inline constexpr int kMaxCustomStates = 8;  // of a program's own optimizer
 inline constexpr int kMaxCoefficients = 8;
 
-// What the elements of one step have in common.
+// Coefficients that all elements of one step share.
 struct StepCoefficients {
   double values[kMaxCoefficients] = {};  // the formula's
   bool variant = false;                  // the formula's
   double gradient_factor = 1;            // 1 changes no gradient
   double sign = 1;                       // of gradients; -1: maximize
-  // Of the random bits: Note [Stochastic rounding], in
+  // The seed of the random bits: Note [Stochastic rounding], in
   // optim/kernels/element_step.h.
   uint64_t seed = 0;
-  // Of new masters in StepRange::average.
+  // The weight of new masters in StepRange::average.
   double average_weight = 0;
 };
 

@@ -1,12 +1,12 @@
-// Adaptive gradient clipping: of each output unit of a parameter, its part with
-// one index of dim 0, the gradient's norm is at most `clipping` times that of
-// the weights:
+// Adaptive gradient clipping: limits the gradient's norm of each output unit of
+// a parameter (its part with one index of dim 0) to `clipping` times the norm
+// of the weights:
 //
 //   gradient *= min(1, clipping * max(|weights|, eps) / |gradient|)
 //
 // A parameter of one dimension or none is one unit. Norms are those of whole
 // units, in exact sums (optim/norm/grad_norm.h), so the bits do not depend on
-// where shards cut; ranks tell each other of the units that are cut alone.
+// where shards cut; ranks exchange sums only of units that are cut.
 //
 // Sources: Brock et al., "High-Performance Large-Scale Image Recognition
 // Without Normalization", 2021; units as timm's adaptive_clip_grad has them.
@@ -30,12 +30,11 @@ struct AdaptiveClipping {
   double divisor = 1;            // that the step still divides gradients by
 };
 
-// Multiplies the gradients where they lie; those of a unit whose norm is not
-// finite stay as they are. `before_change` is called before the first is
-// changed. COLLECTIVE over the shard group: one exchange, where shards are cut.
-// Waits for a device. ResourceExhausted, errors of a disk, and DataLoss.
-// REQUIRES: Gradients::Enter, FlatParameter::PrepareUpdate of all, no early
-// steps.
+// Multiplies the gradients in place; those of a unit whose norm is not finite
+// stay as they are. `before_change` is called before the first is changed.
+// COLLECTIVE over the shard group: one exchange, where shards are cut. Waits
+// for a device. ResourceExhausted, errors of a disk, and DataLoss. REQUIRES:
+// Gradients::Enter, FlatParameter::PrepareUpdate of all, no early steps.
 absl::Status ClipAdaptively(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     const AdaptiveClipping& options, const std::function<void()>& before_change,

@@ -46,8 +46,8 @@ void Clamp(const at::Tensor& segment, double bound, bool keep_infinite) {
   }
 }
 
-// Of 16 bits as floats, rounded once: mul_ of a number rounds that to 16 bits,
-// too.
+// Multiplies gradients of 16 bits as floats, rounded once: mul_ would round the
+// factor to 16 bits, too.
 void Multiply(const at::Tensor& segment, double factor) {
   if (!at::isReducedFloatingType(segment.scalar_type())) {
     segment.mul_(factor);

@@ -1,10 +1,10 @@
-// What changes a step's gradients where they lie, before the optimizer reads
-// them: clipping by value (then of units: adaptive_clipping.h), and of groups
-// of parameters each by a norm of its own. Gradients that lie elsewhere (on the
-// host, on a disk) are read and written once more for it.
+// Changes a step's gradients in place, before the optimizer reads them:
+// clipping by value (then of units: adaptive_clipping.h), and clipping of
+// groups of parameters by norms of their own. Offloaded gradients (on the host,
+// on a disk) are read and written once more for it.
 //
-// Early steps (optim/sharded_optimizer.h) are made with gradients as they came:
-// who calls these makes none, or drops them before.
+// Early steps (optim/early_steps.h) use gradients as they arrived: callers must
+// make none, or drop them first.
 //
 // Sources: torch.nn.utils.clip_grad_value_ and clip_grad_norm_.
 #ifndef OPTIM_GRADIENTS_CLIPPING_H_
@@ -19,20 +19,20 @@
 
 namespace tessera {
 
-// Each element, of a complex one each part, that is beyond [-bound, bound]
-// becomes the nearer end, rounded to the gradients' dtype (which may be
-// beyond the bound in 16 bits); NaN stays. `bound`: of
-// the gradients as they are, which the step still divides.
-// `keep_infinite`: infinities stay too, for who skips steps because of them.
-// LOCAL; ASYNC on devices, on the current stream. ResourceExhausted, and errors
-// of a disk. REQUIRES: bound > 0, Gradients::Enter.
+// Clamps each element (each part of a complex one) to [-bound, bound], rounded
+// to the gradients' dtype (which may be beyond the bound in 16 bits); NaN
+// stays. `bound` applies to the gradients as they are, before the step divides
+// them. `keep_infinite`: infinities stay too, for steps that are skipped
+// because of them. LOCAL; ASYNC on devices, on the current stream.
+// ResourceExhausted, and errors of a disk. REQUIRES: bound > 0,
+// Gradients::Enter.
 absl::Status ClampGradients(
     const std::vector<std::shared_ptr<FlatParameter>>& flats, double bound,
     bool keep_infinite, Gradients* gradients);
 
-// Multiplies the gradients of parameter i of the model by
-// factors[set_of[i]]; where that is 1 they are not touched. LOCAL,
-// ASYNC and errors as above.
+// Multiplies the gradients of parameter i of the model by factors[set_of[i]];
+// where that is 1 they are not touched. LOCAL, ASYNC and errors as for
+// ClampGradients.
 absl::Status MultiplyGradients(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     const std::vector<double>& factors, const std::vector<int>& set_of,

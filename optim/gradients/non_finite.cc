@@ -37,7 +37,7 @@ at::Tensor CountIn(const at::Tensor& segment) {
   return counts;
 }
 
-// Of this rank's shards, a line "index NaN infinite" for each parameter.
+// Counts in this rank's shards: a line "index NaN infinite" for each parameter.
 absl::StatusOr<std::string> CountMine(const Flats& flats,
                                       const Gradients& gradients) {
   return CatchTorch("look for overflows", [&]() -> absl::StatusOr<std::string> {

@@ -1,5 +1,4 @@
-// Which gradients of a step are not finite: where an overflow is to be looked
-// for.
+// Finds the gradients of a step that are not finite, to explain an overflow.
 #ifndef OPTIM_GRADIENTS_NON_FINITE_H_
 #define OPTIM_GRADIENTS_NON_FINITE_H_
 
@@ -17,10 +16,10 @@
 
 namespace tessera {
 
-// Of the step's gradients so far, in the model's order. `comm`: all ranks,
-// those of the units' shard group and its replicas, in this order. The same on
-// all of them, as are errors: ResourceExhausted, and those of a disk where
-// gradients are. Waits for a device. COLLECTIVE.
+// Finds them among the step's gradients so far, in the model's order. `comm`:
+// all ranks, those of the units' shard group and its replicas, in this order.
+// Results and errors are identical on all of them: ResourceExhausted, and those
+// of a disk where gradients are. Waits for a device. COLLECTIVE.
 absl::StatusOr<std::vector<NonFiniteGradient>> FindNonFinite(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     const Gradients& gradients, Communicator* comm);

@@ -1,4 +1,4 @@
-// What a step's report says of a gradient that is not finite.
+// What a step's report says about a gradient that is not finite.
 #ifndef OPTIM_GRADIENTS_NON_FINITE_GRADIENT_H_
 #define OPTIM_GRADIENTS_NON_FINITE_GRADIENT_H_
 
@@ -8,15 +8,15 @@
 
 namespace tessera {
 
-// Of one parameter whose gradient, the reduced one, is not finite.
+// A parameter whose reduced gradient is not finite.
 struct NonFiniteGradient {
   std::string parameter, unit;
   // Elements over all ranks, each counted once; a complex one as NaN if one of
   // its parts is, else as infinite.
   int64_t nan_numel = 0;
   int64_t infinite_numel = 0;
-  // The ranks in whose shards they lie, as the unit is cut at stages 1 to 3,
-  // also where each rank has all of it; of replicas the first.
+  // The ranks whose shards have such elements, as the unit is cut at stages 1
+  // to 3, also where each rank has all of it; the first of replicas.
   std::vector<int> ranks;
 };
 

@@ -1,6 +1,6 @@
-// The parts of a step's gradients that lie on this rank, parameter by
-// parameter: what looks at gradients, or changes them, before the optimizer
-// does.
+// Visits the parts of a step's gradients that lie on this rank, parameter by
+// parameter, for code that looks at gradients, or changes them, before the
+// optimizer.
 //
 //   flat     [ w1 ..| b1 .| w2 ....|.. ]
 //   shard           [ .. w2 part ..]       of each element one rank
@@ -46,8 +46,8 @@ void VisitShard(const FlatParameter& flat, const FlatGradient& gradient,
   }
 }
 
-// Calls visit(parameter, segment) for all that this rank owns: what it changes
-// there the optimizer steps with. `segment`: [n], real.
+// Calls visit(parameter, segment) for all that this rank owns: the optimizer
+// uses what it changes there. `segment`: [n], real.
 template <typename Visit>
 void VisitOwned(const FlatParameter& flat, const FlatGradient& gradient,
                 const Visit& visit) {

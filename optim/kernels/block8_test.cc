@@ -206,7 +206,7 @@ TEST(StateTypesTest, Block8OfWhatIsNeverNegativeLeavesTheSignOut) {
   EXPECT_EQ(again[5], 1);
 }
 
-// Of ranges that begin within a block; an empty one does nothing.
+// Ranges may begin within a block; an empty one does nothing.
 TEST(StateTypesTest, Block8HasTheSameBitsWherePartsOfABlockAreStepped) {
   const at::Tensor gradient = GradientOf(200, 1);
   const auto stepped = [&](Isa isa) {

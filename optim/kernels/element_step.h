@@ -1,4 +1,4 @@
-// StepElements: one step of an elementwise optimizer of a range of masters on
+// StepElements: one step of an elementwise optimizer on a range of masters on
 // the CPU, in one pass over memory: it reads the gradient in whatever type that
 // has, scales it on the way, updates masters and states, and writes a working
 // copy.
@@ -35,9 +35,9 @@
 
 namespace tessera {
 
-// Of a parameter's step, by its number in the model.
+// Returns the seed of a parameter's step, by its number in the model.
 uint64_t SeedOf(int64_t parameter, int64_t step);
-// Makes the random bits of masters others than those of the states.
+// Makes the random bits of masters differ from those of the states.
 inline constexpr uint64_t kMasterSeed = 0xd1b54a32d192ed03;
 
 enum class NumberType : uint8_t {
@@ -62,12 +62,12 @@ struct StepRange {
   NumberType gradient_type = NumberType::kFloat32;
   NumberType working_type = NumberType::kNone;
   void* working = nullptr;
-  // Where new masters go while the old ones stay, or the direction; apart from
-  // the rest, or the gradient itself (of the masters' type). Null: masters are
-  // changed in place.
+  // Where new masters are written while the old ones stay, or the direction. It
+  // overlaps no other memory, or is the gradient itself (of the masters' type).
+  // Null: masters are changed in place.
   void* new_master = nullptr;
-  // Of the masters' type: becomes lerp(average, new master, average_weight),
-  // one FMA. Null: there is none.
+  // The average, of the masters' type: it becomes lerp(average, new master,
+  // average_weight), one FMA. Null: there is none.
   void* average = nullptr;
   // The first element's number in its parameter, for random bits, and its place
   // in its block of kBlock8.
@@ -81,11 +81,11 @@ struct StepPart {
   StepCoefficients coefficients;
 };
 
-// LOCAL. REQUIRES: the memory of `range` does not overlap.
+// Steps a range. LOCAL. REQUIRES: the memory of `range` does not overlap.
 void StepElements(Formula formula, const StepRange& range,
                   const StepCoefficients& coefficients, Isa isa = BestIsa());
 
-// Elements [begin, end) of a range.
+// Returns elements [begin, end) of a range.
 StepRange Part(const StepRange& range, int64_t begin, int64_t end);
 
 }  // namespace tessera

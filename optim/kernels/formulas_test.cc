@@ -290,7 +290,7 @@ TEST(FormulasTest, Float32IsFloat64WithinItsRounding) {
     for (int step = 1; step <= kSteps; ++step) {
       const at::Tensor gradient = GradientOf(kFew, step).to(at::kFloat);
       const std::vector<Tracked> expected = TrackedStep(ours, gradient, step);
-      // The same in float64, by StepElements, which the test above is of.
+      // StepElements in float64, which the test above checks, gives the same.
       Trained wide(c.options, ours.master.to(at::kDouble));
       for (size_t s = 0; s < ours.states.size(); ++s) {
         wide.states[s] = ours.states[s].to(at::kDouble);

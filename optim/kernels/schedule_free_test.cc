@@ -23,7 +23,8 @@ constexpr double kBound = 0x1p-53 * 30 * kSteps * kSteps;
 struct Case {
   double lr, beta1, beta2, eps, weight_decay, r, weight_lr_power;
   int warmup_steps;
-  // Of schedulefree 1.4.1's AdamWScheduleFree, of float64, after the steps.
+  // The values of schedulefree 1.4.1's AdamWScheduleFree in float64, after the
+  // steps.
   double sum, y[kNumel], z[kNumel], x[kNumel];
 };
 const Case kCases[] = {

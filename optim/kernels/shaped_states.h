@@ -1,5 +1,5 @@
-// How large states are, and those that have a shape of their own, not the
-// parameter's: a formula's, of one parameter.
+// Sizes of a formula's states for one parameter, and states that have a shape
+// of their own, not the parameter's:
 //
 //   Adafactor  row_var [..., R, 1] and col_var [..., 1, C] of [..., R, C];
 //              variance [...] where there are fewer than two dims
@@ -16,8 +16,8 @@
 
 namespace tessera {
 
-// Bytes of the states of `numel` elements, beside masters of so many bytes
-// each; of those that have a state for each element.
+// Returns the bytes of the states of `numel` elements, beside masters of
+// `master_bytes` each; without shaped states.
 int64_t StateBytesOf(const OptimizerOptions& options, int64_t master_bytes,
                      int64_t numel);
 
@@ -28,12 +28,12 @@ struct StateShape {
 };
 
 bool HasShapedStates(Formula formula);
-// None of a formula without.
+// Returns a formula's shaped states; empty if it has none.
 std::vector<StateShape> ShapedStatesOf(Formula formula,
                                        absl::Span<const int64_t> sizes);
-// Elements of all of them.
+// Returns the number of elements of all shaped states.
 int64_t ShapedNumel(Formula formula, absl::Span<const int64_t> sizes);
-// The same of several parameters, each with a `tensor`.
+// Returns ShapedNumel summed over parameters, each with a `tensor`.
 template <typename Parameters>
 int64_t ShapedNumelOf(Formula formula, const Parameters& parameters) {
   int64_t numel = 0;

@@ -25,7 +25,7 @@ TEST(StateTypesTest, InstructionSetsAndCutsHaveTheSameBits) {
       Memory whole(numel, type);
       for (int step = 1; step <= 4; ++step) Step(whole, step, Isa::kPortable);
       for (const Isa isa : Isas()) {
-        // Of blocks at their ends; within one see below.
+        // Blocks are cut at their ends; a later test cuts within one.
         const int64_t piece = type == NumberType::kBlock8 ? 128 : 29;
         Memory cut(numel, type);
         for (int step = 1; step <= 4; ++step) {
@@ -47,8 +47,8 @@ TEST(StateTypesTest, InstructionSetsAndCutsHaveTheSameBits) {
 
 // ---- bfloat16
 
-// Of many elements with one value the mean is the value, as only stochastic
-// rounding has it: off by less than six of its standard deviations, which are
+// The mean of many elements with one value is that value, as only stochastic
+// rounding gives it: off by less than six of its standard deviations, which are
 // at most half a unit over the root of their number.
 TEST(StateTypesTest, BFloat16IsRoundedWithoutBias) {
   constexpr int64_t kNumel = 1 << 16;

@@ -169,7 +169,7 @@ class Loop {
   char* WorkingAt(int64_t i) const {
     return static_cast<char*>(r_.working) + i * ItemBytes(r_.working_type);
   }
-  // Of element i; with kBlock8 its block.
+  // Returns the state of element i; with kBlock8 its block.
   char* StateAt(int s, int64_t i) const {
     char* const all = static_cast<char*>(r_.states[s]);
     return r_.state_type == NumberType::kBlock8
@@ -298,7 +298,8 @@ class Loop {
   static size_t Size(int n, int64_t item) {
     return static_cast<size_t>(n * item);
   }
-  // Of n elements of a tile's states; a block is whole.
+  // Returns the bytes of n elements of a tile's states; a block is always
+  // whole.
   size_t StateSize(int n) const {
     return r_.state_type == NumberType::kBlock8
                ? static_cast<size_t>(kBlock8Bytes)

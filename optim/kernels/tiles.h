@@ -1,5 +1,5 @@
-// Of a tile of 64 elements: between memory and float32. For step_loops.cc
-// alone, as vectors.h.
+// Converts tiles of 64 elements between memory and float32. Only step_loops.cc
+// includes it, as vectors.h.
 #ifndef OPTIM_KERNELS_TILES_H_
 #define OPTIM_KERNELS_TILES_H_
 

@@ -1,7 +1,7 @@
-// Vectors of floats of one instruction set, and what they are in memory. For
-// step_loops.cc alone, which is compiled once for each: all of it has internal
-// linkage, since the linker could take the AVX-512 copy of an inline function
-// for all.
+// Vectors of floats of one instruction set, and their forms in memory. Only
+// step_loops.cc includes it, which is compiled once for each instruction set:
+// all of it has internal linkage, since the linker could take the AVX-512 copy
+// of an inline function for all.
 #ifndef OPTIM_KERNELS_VECTORS_H_
 #define OPTIM_KERNELS_VECTORS_H_
 
@@ -26,7 +26,7 @@ using Floats = float __attribute__((vector_size(kLanes * 4)));
 using Words = uint32_t __attribute__((vector_size(kLanes * 4)));
 using Ints = int32_t __attribute__((vector_size(kLanes * 4)));
 using Halves = uint16_t __attribute__((vector_size(kLanes * 2)));
-// Of two and of four vectors.
+// Elements of two, and of four, vectors.
 using Halves2 = uint16_t __attribute__((vector_size(kLanes * 4)));
 using Shorts2 = int16_t __attribute__((vector_size(kLanes * 4)));
 using Bytes4 = uint8_t __attribute__((vector_size(kLanes * 4)));
@@ -214,7 +214,7 @@ class RandomBits {
   Words lane_, x_, other_;
 };
 
-// The lower, the upper and the middle bits are one of three states' each.
+// The lower, the upper and the middle bits belong to one of three states each.
 template <int kState, int kBits>
 inline Words BitsOfState(Words random) {
   static_assert(kState < 3, "bits for three states");
@@ -224,7 +224,8 @@ inline Words BitsOfState(Words random) {
                        : random >> (32 - kBits) / 2 & kMask;
 }
 
-// What is cut to 16 bits then. A NaN is 0x7fc00000, and stays one.
+// Returns words that are cut to 16 bits afterwards. A NaN is 0x7fc00000, and
+// stays one.
 template <int kState>
 inline Words RandomlyUp(Vector x, Words random) {
   return reinterpret_cast<Words>(x.x) + BitsOfState<kState, 16>(random);
@@ -251,8 +252,8 @@ inline Halves RandomlyToFloat16(Floats x, Words random) {
   return __builtin_convertvector(half, Halves);
 }
 
-// What is cut to a code of 8 bits then: 20 bits are lost. What is next to
-// nothing stays, and is told from zero by its upper half.
+// Returns words that are cut to codes of 8 bits afterwards: 20 bits are lost.
+// The tiniest numbers are unchanged, and differ from zero in the upper half.
 template <int kState>
 inline Words RandomlyUpToCode(Vector x, Words random) {
   const Words bits = BitsOfState<kState, 20>(random);

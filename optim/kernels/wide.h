@@ -1,7 +1,7 @@
-// Several vectors, done in step. A formula has a root and divisions one after
-// the other, of 70 cycles in all, and a processor looks ahead only so far: in
-// the order of a program it meets other vectors' within that. For step_loops.cc
-// alone, as vectors.h.
+// Several vectors that are processed together. A formula has a root and
+// divisions one after the other, of 70 cycles in all, and a processor looks
+// ahead only so far: in the order of a program it meets other vectors' within
+// that. Only step_loops.cc includes it, as vectors.h.
 #ifndef OPTIM_KERNELS_WIDE_H_
 #define OPTIM_KERNELS_WIDE_H_
 
@@ -23,7 +23,8 @@ struct Wide {
 inline Vector At(Vector a, int) { return a; }
 inline Vector At(const Wide& a, int i) { return a.v[i]; }
 
-// Of Wide, and of one Vector that stands for all.
+// Defines an operator on Wides, or on a Wide and one Vector that stands for
+// all.
 #define TESSERA_WIDE_OPERATOR(op, A, B)                               \
   inline Wide operator op(const A& a, const B& b) {                   \
     Wide wide;                                                        \

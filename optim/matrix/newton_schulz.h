@@ -1,6 +1,7 @@
-// Orthogonal: the nearest matrix with orthonormal rows or columns, U V^T of
-// X = U S V^T, by a few Newton-Schulz steps of matrix products: what Muon makes
-// of a direction. Singular values end between about 0.7 and 1.2, not at 1.
+// Orthogonal: computes the nearest matrix with orthonormal rows or columns, U
+// V^T of X = U S V^T, by a few Newton-Schulz steps of matrix products, as Muon
+// does with a direction. Singular values end between about 0.7 and 1.2, not at
+// 1.
 //
 //   X  /= |X| (Frobenius, 1e-7 at least); transposed, rows <= columns
 //   standard, each step
@@ -33,12 +34,13 @@ struct NewtonSchulzOptions {
   at::ScalarType dtype = at::kBFloat16;
 };
 
-// `matrix`: [rows, columns], of any floating dtype and device; the result has
-// its dtype. ASYNC on a device. LOCAL.
+// Returns the orthogonal matrix. `matrix`: [rows, columns], of any floating
+// dtype and device; the result has its dtype. ASYNC on a device. LOCAL.
 at::Tensor Orthogonal(const at::Tensor& matrix,
                       const NewtonSchulzOptions& options);
 
-// Of its matrix products, to deal the work out.
+// Returns the operations of Orthogonal's matrix products, to distribute the
+// work.
 double OrthogonalFlops(int64_t rows, int64_t columns,
                        const NewtonSchulzOptions& options);
 

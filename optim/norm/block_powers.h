@@ -28,16 +28,16 @@ namespace tessera {
 // Elements of a block.
 constexpr int64_t kNormBlock = 64;
 
-// One number per block that the segment touches. With libtorch's threads, some
-// 15 GB/s on one for float32 and p = 2. Throws c10::Error (another dtype than
-// those below, memory). LOCAL. REQUIRES: `segment` is on the CPU, contiguous,
-// [n], n > 0, of float16, bfloat16, float32, float64, complex64 or complex128;
-// 0 <= first, in the segment's dtype; p > 0.
+// Returns one number per block that the segment touches. Uses libtorch's
+// threads, some 15 GB/s on one for float32 and p = 2. Throws c10::Error
+// (another dtype than those below, memory). LOCAL. REQUIRES: `segment` is on
+// the CPU, contiguous, [n], n > 0, of float16, bfloat16, float32, float64,
+// complex64 or complex128; 0 <= first, in the segment's dtype; p > 0.
 std::vector<double> BlockPowers(const at::Tensor& segment, int64_t first,
                                 double p);
 
-// The same on any device, [blocks] of float64 there, by libtorch's operators.
-// ASYNC: on the current stream.
+// Computes BlockPowers on any device, as [blocks] of float64 there, by
+// libtorch's operators. ASYNC: on the current stream.
 at::Tensor BlockPowersByOperators(const at::Tensor& segment, int64_t first,
                                   double p);
 

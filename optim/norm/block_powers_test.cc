@@ -48,7 +48,7 @@ std::vector<double> Expected(const at::Tensor& segment, int64_t first,
   return sums;
 }
 
-// Of all magnitudes that the dtype's square keeps.
+// Returns values of all magnitudes whose squares the dtype can hold.
 at::Tensor Values(int64_t numel, at::ScalarType dtype) {
   const double spread = dtype == at::kHalf ? 5 : 30;
   return (torch::randn({numel}, at::kDouble) *

@@ -38,13 +38,14 @@ class ExactSum {
   }
   void Add(const ExactSum& other);
 
-  // The nearest double, even if two are as near; infinity from 2^1024 - 2^970.
+  // Returns the nearest double, the even one of two that are equally near;
+  // infinity from 2^1024 - 2^970.
   double Round() const;
 
   // The sum in units of 2^-1074 in lower-case hexadecimal, "0" if nothing was
   // added: equal sums have equal texts. At most 544 characters.
   std::string Text() const;
-  // Reads that. InvalidArgument that says what was expected.
+  // Parses Text's output. InvalidArgument says what was expected.
   static absl::StatusOr<ExactSum> Parse(absl::string_view text);
 
  private:

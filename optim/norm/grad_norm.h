@@ -1,4 +1,4 @@
-// Gradient norms over all ranks, and the factor of clipping.
+// Computes gradient norms over all ranks, and the factor of clipping.
 //
 //   (sum of |x|^p)^(1/p)   over the elements of all parameters, each once
 //
@@ -48,19 +48,20 @@ class NormSum {
   // of float16, bfloat16, float32, float64, complex64 or complex128; first >=
   // 0. ASYNC on devices: on the current stream.
   void Add(const at::Tensor& segment, int64_t first);
-  // A sum of powers of some elements, of one block at most, or more exactly.
+  // Adds a sum of powers of elements, of at most one block, or one that is more
+  // exact.
   void AddBlock(double block);
-  // All of this rank's has been added. Of a device: waits for it, once.
+  // Ends this rank's additions; waits once for a device.
   void Finish();
 
-  // This sum as text: equal sums have equal texts. Below 700 bytes.
+  // Returns this sum as text: equal sums have equal texts. Below 700 bytes.
   std::string Serialize() const;
 
   // Adds a sum that another Serialize gave. On error this sum stays as it is:
   // DataLoss if the text is damaged, InvalidArgument if it is of another p.
   absl::Status Merge(absl::string_view text);
 
-  // The norm of all that was added, 0 if nothing was.
+  // Returns the norm of all that was added, 0 if nothing was.
   double Norm() const;
 
  private:
@@ -72,7 +73,7 @@ class NormSum {
   ExactSum sum_;  // of the other block sums
 };
 
-// What gradients are multiplied with to clip them to `max_norm` (DeepSpeed's
+// Returns the factor that clips gradients to `max_norm` (DeepSpeed's
 // gradient_clipping, where 0 means no clipping, as does any max_norm <= 0):
 //   max_norm / (norm + 1e-6)   if norm + 1e-6 > max_norm, else 1
 // DeepSpeed and libtorch add the 1e-6 too, which keeps the clipped norm below

@@ -54,7 +54,7 @@ class DeepSpeedSchedule : public LrSchedule {
 
   double Rate(int64_t steps_done, double base_lr) const override;
   std::optional<Betas> BetasAt(int64_t steps_done) const override;
-  // Its own first rate, which need not be near that of the group.
+  // The schedule's own first rate, which need not be near that of the group.
   double WarmupTarget(double base_lr) const override {
     return Rate(0, base_lr);
   }

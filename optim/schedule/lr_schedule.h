@@ -14,10 +14,10 @@
 //   warmup_stable_decay.h  WSD
 //   warmup.h               a warm-up before any of them
 //
-// Each is to the bit what the library that it is named after computes, in
-// double, with its operations in its order: a run that moves here goes on with
-// the same rates. So nothing in them is simplified, not even what is equal in
-// exact arithmetic.
+// Each schedule computes, to the bit, what the library that it is named after
+// computes, in double and with its operations in its order: a run that moves
+// here continues with the same rates. So nothing in them is simplified, not
+// even where exact arithmetic would allow it.
 //
 // Threads: outside order, const methods too (they keep what they have
 // computed).
@@ -35,15 +35,16 @@ class LrSchedule {
  public:
   virtual ~LrSchedule() = default;
 
-  // Of the step after `steps_done` (at least 0), for a group whose own rate is
-  // `base_lr`. LOCAL. O(1) if steps are asked for in ascending order.
+  // Returns the rate of the step after `steps_done` (at least 0), for a group
+  // whose own rate is `base_lr`. LOCAL. O(1) if steps are asked for in
+  // ascending order.
   virtual double Rate(int64_t steps_done, double base_lr) const = 0;
 
   struct Betas {
     double beta1;
     std::optional<double> beta2;  // unset: the optimizer's own stays
   };
-  // Where the schedule sets them, of all groups. LOCAL.
+  // Returns the betas of all groups, if the schedule sets them. LOCAL.
   virtual std::optional<Betas> BetasAt(int64_t /*steps_done*/) const {
     return std::nullopt;
   }
@@ -51,11 +52,12 @@ class LrSchedule {
   // The rate that a warm-up before this schedule goes up to (warmup.h).
   virtual double WarmupTarget(double base_lr) const { return base_lr; }
 
-  // The step after which the rate goes up again, to the surprise of who trains
-  // on beyond it; unset: it does not, or that is what the schedule is for.
+  // The step after which the rate rises again, which surprises users who train
+  // beyond it; unset: it does not, or rising is the schedule's purpose.
   virtual std::optional<int64_t> RisesAfter() const { return std::nullopt; }
 
-  // The state of a schedule that follows a metric; null: of the steps alone.
+  // The state of a schedule that follows a metric; null: it depends on the
+  // steps only.
   virtual Plateau* plateau() { return nullptr; }
 };
 

@@ -1,5 +1,5 @@
-// ReduceLROnPlateau of torch.optim.lr_scheduler (2.11): a rate that goes down
-// where a metric of the program (a validation loss) does no longer get better.
+// ReduceLROnPlateau of torch.optim.lr_scheduler (2.11): a rate that is reduced
+// when a metric of the program (a validation loss) no longer improves.
 //
 //   Plateau      counts reports that are no better, and how often the rate has
 //                been reduced: all that changes, for checkpoints
@@ -26,7 +26,7 @@ struct PlateauOptions {
   double eps = 1e-8;  // a reduction by no more than that is none
 };
 
-// What changes.
+// The state of a Plateau.
 struct PlateauState {
   double best = 0;
   int64_t bad_reports = 0;    // in a row, that were no better
@@ -38,7 +38,7 @@ class Plateau {
  public:
   explicit Plateau(const PlateauOptions& options);
 
-  // torch's step(metric). A NaN is no better than anything, as in torch.
+  // Reports a metric: torch's step(metric). A NaN is never better, as in torch.
   void Report(double metric);
 
   const PlateauState& state() const { return state_; }
@@ -58,9 +58,9 @@ class PlateauLr : public LrSchedule {
  public:
   explicit PlateauLr(const PlateauOptions& options)
       : o_(options), plateau_(options) {}
-  // Of the step after the reports so far, whatever `steps_done`.
+  // Returns the rate after the reports so far, whatever `steps_done`.
   double Rate(int64_t steps_done, double base_lr) const override;
-  // So a warm-up goes up to what the rate has been reduced to meanwhile.
+  // A warm-up rises to the rate as it has been reduced meanwhile.
   double WarmupTarget(double base_lr) const override {
     return Rate(0, base_lr);
   }

@@ -2,9 +2,9 @@
 // torch.optim.lr_scheduler computes several of them. The recursion is replayed,
 // since its roundings add up: a closed form is near these rates, not equal.
 //
-// It is a function of the step all the same. What has been computed is kept:
-// the last rate, and one of every kMarkSteps, so that a step before the last
-// one asked for costs kMarkSteps operations at most.
+// It is still a function of the step. What has been computed is kept: the last
+// rate, and one of every kMarkSteps, so that a step before the last one asked
+// for costs kMarkSteps operations at most.
 #ifndef OPTIM_SCHEDULE_RECURSIVE_SCHEDULE_H_
 #define OPTIM_SCHEDULE_RECURSIVE_SCHEDULE_H_
 
@@ -23,11 +23,11 @@ class RecursiveSchedule : public LrSchedule {
  private:
   static constexpr int64_t kMarkSteps = 4096;
 
-  // Of step 0.
+  // Returns the rate of step 0.
   virtual double First(double base_lr) const = 0;
-  // Of `step` (at least 1), after `last`.
+  // Returns the rate of `step` (at least 1), from the one before, `last`.
   virtual double Next(int64_t step, double last, double base_lr) const = 0;
-  // From this step on the rate stays.
+  // Returns the step from which on the rate is constant.
   virtual int64_t LastChange() const { return INT64_MAX; }
 
   // The rates for one base rate.

@@ -1,6 +1,6 @@
-// OptimizerStates: which units have states of the optimizer, and which: moments
-// and the average of masters in the units' ShardStates, and those of shapes of
-// their own (optim/factored).
+// OptimizerStates: owns the optimizer's states of the units: moments and the
+// average of masters in the units' ShardStates, and states with shapes of their
+// own (optim/factored).
 //
 // Threads: none of its own; the caller orders the calls.
 #ifndef OPTIM_STATES_OPTIMIZER_STATES_H_
@@ -58,8 +58,8 @@ class OptimizerStates {
     return units_[unit].factored;
   }
 
-  // Makes a unit's states, zeros, if they are not there, and masters of one
-  // that was unfrozen. LOCAL. ResourceExhausted; nothing is made then.
+  // Makes a unit's states as zeros, if they do not exist, and its masters if it
+  // was unfrozen. LOCAL. ResourceExhausted; nothing is made then.
   absl::Status Make(size_t unit);
   bool made(size_t unit) const { return units_[unit].made; }
   // Which units have states: 1 or 0 each.
@@ -68,14 +68,14 @@ class OptimizerStates {
   // ResourceExhausted.
   absl::Status Match(const std::vector<uint8_t>& has);
 
-  // Whether a unit's states are there and were never written: they are zeros.
-  // Who writes them says so.
+  // Whether a unit's states exist and were never written: they are zeros.
+  // Writers call SetWritten.
   bool has_zeros(size_t unit) const {
     return units_[unit].made && !units_[unit].written;
   }
   void SetWritten(size_t unit) { units_[unit].written = true; }
 
-  // Bytes of memory.
+  // Returns the bytes of memory.
   int64_t resident_bytes() const;
 
  private:

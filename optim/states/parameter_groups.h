@@ -1,4 +1,4 @@
-// ParameterGroups: parameters that are stepped with options of their own, as
+// ParameterGroups: groups of parameters with options of their own, like
 // torch.optim's param_groups.
 #ifndef OPTIM_STATES_PARAMETER_GROUPS_H_
 #define OPTIM_STATES_PARAMETER_GROUPS_H_
@@ -11,9 +11,9 @@
 namespace tessera {
 
 struct ParameterGroups {
-  // Of each group, at least one. Those of parameters of one unit have one
-  // formula (FormulaOf) and type of states. The first is of parameters that no
-  // other claims.
+  // The options of each group; there is at least one. Parameters of one unit
+  // have one formula (FormulaOf) and type of states. The first group has the
+  // parameters that no other claims.
   std::vector<OptimizerOptions> options;
   std::vector<std::string> names;  // of each group
   std::vector<int> of;             // the group of each parameter of the model

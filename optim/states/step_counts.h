@@ -1,5 +1,5 @@
-// StepCounts: how many steps each parameter of the model has had, and what
-// follows from that for schedule-free averages: identical on all ranks.
+// StepCounts: counts the steps of each parameter of the model, and the weights
+// of schedule-free averages that follow from them: identical on all ranks.
 //
 // Threads: none of its own; the caller orders the calls.
 #ifndef OPTIM_STATES_STEP_COUNTS_H_
@@ -24,20 +24,20 @@ class StepCounts {
   // Steps done, by parameter of the model.
   std::vector<int64_t>& steps() { return steps_; }
   const std::vector<int64_t>& steps() const { return steps_; }
-  // By group; of those that schedule-free AdamW steps.
+  // Weights by group, for groups that schedule-free AdamW steps.
   const std::vector<AverageWeights>& weights() const { return weights_; }
   void SetWeights(std::vector<AverageWeights> weights);
 
-  // What is counted from here on can be taken back by Uncount.
+  // Begins counting what Uncount can take back.
   void Begin();
   // Counts a step of those parameters of `flat` that have a gradient.
   void Count(const FlatParameter& flat, const std::vector<bool>& has_gradient,
              const ParameterGroups& groups);
-  // Takes back what was counted since Begin. Once.
+  // Takes back what was counted since Begin. Call it once.
   void Uncount();
 
-  // `options` with the weight that averages give to the next step. It is set as
-  // if all groups were stepped: those that are not do not read it.
+  // Returns `options` with the weight that averages give to the next step. It
+  // is set as if all groups were stepped: others do not read it.
   std::vector<OptimizerOptions> WithShares(
       std::vector<OptimizerOptions> options) const;
 

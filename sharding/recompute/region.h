@@ -66,9 +66,10 @@ class Region final : public RecomputedPart {
   std::shared_ptr<SavedSlot> Save(const at::Tensor& tensor,
                                   const at::Tensor& alias);
 
-  // ---- The end of its forward: Prepare, perhaps Verify, then one of the two.
+  // ---- The end of its forward: Prepare, perhaps Verify, then GiveUp or
+  // KeepAll.
 
-  // What could be given up, in bytes; 0: nothing, or the tape is spoilt.
+  // Returns the bytes that could be given up; 0: none, or the tape is spoilt.
   int64_t Prepare();
   const std::string& spoilt() const { return tape_.spoilt(); }
   uint64_t signature() const { return tape_.signature(); }
