@@ -32,7 +32,6 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -47,6 +46,7 @@
 #include "base/monotonic.h"
 #include "benchmarks/bare_disk.h"
 #include "benchmarks/flag_checks.h"
+#include "benchmarks/median.h"
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/turns.h"
 #include "benchmarks/workers.h"
@@ -274,12 +274,6 @@ class Bench {
   int64_t numel_ = 0;
   at::Tensor changed_;
 };
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t n = values.size();
-  return (values[(n - 1) / 2] + values[n / 2]) / 2;
-}
 
 // Returns "[0.9, 1, 1.1]": least, median and largest ratio of a round's times.
 std::string Ratio(std::map<std::string, std::vector<double>>& ms,

@@ -38,6 +38,7 @@
 #include "absl/time/time.h"
 #include "base/monotonic.h"
 #include "benchmarks/flag_checks.h"
+#include "benchmarks/median.h"
 #include "benchmarks/plain_training.h"
 #include "engine/tessera.h"
 #include "optim/matrix/newton_schulz.h"
@@ -144,12 +145,6 @@ absl::Status Measure(Communicator& comm, std::vector<Contestant>* all) {
     }
   }
   return absl::OkStatus();
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t n = values.size();
-  return (values[(n - 1) / 2] + values[n / 2]) / 2;
 }
 
 void Print(const std::string& method, int world, const Contestant& adamw,

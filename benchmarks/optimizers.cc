@@ -34,14 +34,13 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "benchmarks/disk_traffic.h"
 #include "benchmarks/flag_checks.h"
+#include "benchmarks/median.h"
 #include "benchmarks/triad.h"
 #include "benchmarks/workers.h"
 #include "optim/algorithms/coefficients.h"
@@ -116,12 +115,6 @@ double BytesOfStep(const OptimizerOptions& options, NumberType states) {
   const double state = static_cast<double>(BytesOf(states, 64)) / 64;
   // This is a gradient of 4 bytes, or one of 2 and a working copy of 2.
   return 8 + 2 * count * state + 4;
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t n = values.size();
-  return (values[(n - 1) / 2] + values[n / 2]) / 2;
 }
 
 // Returns the rank, from 0, of the lower end of the interval that contains the

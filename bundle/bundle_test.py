@@ -198,7 +198,7 @@ class PartsTest(unittest.TestCase):
         self.home = self.folder + '/tessera'
         sys.path.insert(0, self.home)
         self.addCleanup(sys.path.remove, self.home)
-        for name in ('gpu_items', 'turns'):
+        for name in ('gpu_context', 'gpu_items', 'turns'):
             sys.modules.pop(name, None)
         loader = importlib.machinery.SourceFileLoader(
             'gpu_check', self.home + '/gpu_check')
@@ -237,17 +237,19 @@ class PartsTest(unittest.TestCase):
             (None, 'cuDeviceGetCount failed with 999 (CUDA_ERROR_OF_TEST)'))
 
     def test_what_is_wrong_is_said(self):
-        items = self.gpu_check.gpu_items
-        context = items.Context(self.folder + '/log', 9, None, 'cuInit failed')
-        with self.assertRaisesRegex(items.Failed, 'cuInit failed'):
-            items.gpu(context)
-        with self.assertRaisesRegex(items.Skip, 'cuInit failed'):
+        of_items = self.gpu_check.gpu_context
+        context = of_items.Context(
+            self.folder + '/log', 9, None, 'cuInit failed')
+        with self.assertRaisesRegex(of_items.Failed, 'cuInit failed'):
+            self.gpu_check.gpu_items.gpu(context)
+        with self.assertRaisesRegex(of_items.Skip, 'cuInit failed'):
             context.need_gpu()
 
     def runs_of(self, item):
         """What an item runs of tests on a GPU: [(program, pattern, prefix)]."""
         items = self.gpu_check.gpu_items
-        context = items.Context(self.folder + '/log', 9, object())
+        context = self.gpu_check.gpu_context.Context(
+            self.folder + '/log', 9, object())
         runs = []
 
         def gtest(program, pattern='*', _=None, prefix=()):
@@ -274,11 +276,11 @@ class PartsTest(unittest.TestCase):
 
     def test_an_output_that_stays_open(self):
         """By a session of its own, which is not killed."""
-        items = self.gpu_check.gpu_items
+        of_items = self.gpu_check.gpu_context
         begin = time.monotonic()
-        with mock.patch.object(items, 'KILL_SECONDS', 0.5):
-            with self.assertRaises(items.TimedOut):
-                items.Context(self.folder + '/log', 1, None).run(
+        with mock.patch.object(of_items, 'KILL_SECONDS', 0.5):
+            with self.assertRaises(of_items.TimedOut):
+                of_items.Context(self.folder + '/log', 1, None).run(
                     'sh', '-c', 'echo begun; setsid sleep 20 & sleep 60')
         self.assertLess(time.monotonic() - begin, 10)
         with open(self.folder + '/log', encoding='utf-8') as file:

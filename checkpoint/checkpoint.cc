@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "checkpoint/dtype_names.h"
+#include "checkpoint/fetch_data_files.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/local_folders.h"
 #include "checkpoint/together.h"

@@ -4,7 +4,7 @@
 // A host has the data files of its ranks and the manifest, which names all
 // files. The lowest rank of a host is its leader, which locks, commits and
 // sweeps there. Where ranks load on other hosts than saved, or fewer, a host
-// that has the missing files sends what they need.
+// that has the missing files sends what they need (fetch_data_files.h).
 #ifndef CHECKPOINT_LOCAL_FOLDERS_H_
 #define CHECKPOINT_LOCAL_FOLDERS_H_
 
@@ -12,9 +12,7 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "checkpoint/disk/folder.h"
 #include "checkpoint/format/checkpoint_reader.h"
 #include "comm/communicator.h"
@@ -34,16 +32,6 @@ std::vector<int> RanksOfLeader(const std::vector<int>& leaders, int leader);
 absl::StatusOr<CheckpointReader> OpenLocalCheckpoint(const std::string& dir,
                                                      at::Device device,
                                                      Communicator* comm);
-
-// Copies data files to the hosts that lack them, as far as a rank there wants
-// elements of them, and the index of the file of rank `values_of`; each rank
-// passes its own wishes. The files are sent to all ranks, through `device`, and
-// stay in the folder. DataLoss names a file that no host has. COLLECTIVE,
-// blocking.
-absl::Status FetchDataFiles(CheckpointReader* reader,
-                            absl::Span<const WantedElements> wanted,
-                            int values_of, at::Device device,
-                            Communicator* comm);
 
 }  // namespace tessera
 #endif  // CHECKPOINT_LOCAL_FOLDERS_H_

@@ -4,7 +4,6 @@
 #include <map>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -13,13 +12,14 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "config/config.pb.h"
+#include "config/options/option_defaults.h"
 #include "config/reader/field_rules.h"
 #include "config/reader/json_keys.h"
 #include "config/reader/json_options.pb.h"
 #include "config/schema_data.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/descriptor.pb.h"
-#include "optim/algorithms/algorithm.h"
+#include "optim/algorithms/table.h"
 
 namespace tessera {
 namespace {
@@ -115,56 +115,6 @@ std::string DefaultOf(const FieldDescriptor& field) {
       google::protobuf::MessageFactory::generated_factory()->GetPrototype(
           field.containing_type());
   return ValueText(*message, field);
-}
-
-// As JSON has it.
-std::string DefaultText(const FieldDescriptor& field, double value) {
-  if (field.cpp_type() != FieldDescriptor::CPPTYPE_BOOL) {
-    return absl::StrCat(value);
-  }
-  return value != 0 ? "true" : "false";
-}
-
-// Of one optimizer, as the table of optim/algorithms has it; "" if it has no
-// such parameter.
-std::string DefaultOf(const FieldDescriptor& field, const AlgorithmRow& row) {
-  const auto of = [&](absl::string_view name) -> std::string {
-    const Option* const option = row.FindOrRest(name);
-    if (option == nullptr) return "";
-    return option->value ? DefaultText(field, *option->value) : "its own";
-  };
-  if (field.name() == "betas") {
-    const std::string beta1 = of("beta1");
-    return beta1.empty() ? "" : absl::StrCat(beta1, " and ", of("beta2"));
-  }
-  for (const ConfigField& own : row.fields) {
-    if (field.name() != own.name) continue;
-    return own.text != nullptr   ? own.text
-           : own.like != nullptr ? own.like
-                                 : DefaultText(field, own.number);
-  }
-  return of(field.name());
-}
-
-// "0.001 (Adam, AdamW), 0.01 (Adagrad)".
-std::string DefaultsOfOptimizers(const FieldDescriptor& field) {
-  std::vector<std::pair<std::string, std::vector<std::string>>> defaults;
-  for (const std::string& name : AlgorithmNames()) {
-    const std::string value = DefaultOf(field, RowOf(*FindAlgorithm(name)));
-    if (value.empty()) continue;
-    const auto same =
-        std::find_if(defaults.begin(), defaults.end(),
-                     [&](const auto& each) { return each.first == value; });
-    if (same != defaults.end()) {
-      same->second.push_back(name);
-    } else {
-      defaults.push_back({value, {name}});
-    }
-  }
-  return absl::StrJoin(defaults, ", ", [](std::string* out, const auto& each) {
-    absl::StrAppend(out, each.first, " (", absl::StrJoin(each.second, ", "),
-                    ")");
-  });
 }
 
 std::string AllowedBy(const FieldDescriptor& field) {

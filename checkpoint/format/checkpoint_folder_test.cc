@@ -6,21 +6,17 @@
 #include <errno.h>
 #include <fcntl.h>
 
-#include <algorithm>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <random>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "checkpoint/disk/memory_disk.h"
+#include "checkpoint/format/checkpoint_folder_test_util.h"
 #include "checkpoint/format/checkpoint_reader.h"
-#include "checkpoint/format/sample_checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -29,58 +25,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr char kPath[] = "/run/ckpt";
-constexpr int kRanks = 2;
-
-class CheckpointFolderTest : public testing::Test {
- protected:
-  // Returns a disk that has the old checkpoint on it, synced.
-  std::unique_ptr<MemoryDisk> WithOld() {
-    auto disk = std::make_unique<MemoryDisk>();
-    TESSERA_EXPECT_OK(Save(old_, disk.get()));
-    return disk;
-  }
-  absl::Status Save(const SampleCheckpoint& sample, MemoryDisk* disk) {
-    return sample.Save(kPath, disk, kRanks, &committed_);
-  }
-  // Returns which of the two is there, whole: "old", "new", or why neither is.
-  std::string Found(MemoryDisk* disk) {
-    const absl::Status old = old_.Compare(kPath, disk, 1);
-    const absl::Status now = new_.Compare(kPath, disk, 1);
-    if (old.ok()) return "old";
-    return now.ok() ? "new"
-                    : absl::StrCat(old.ToString(), "; ", now.ToString());
-  }
-  // Checks what is there after a save that ended with `status`. The next save
-  // may have to clean up.
-  void ExpectFound(MemoryDisk* disk, const absl::Status& status, int64_t call) {
-    const std::string found = Found(disk);
-    if (status.ok() || !committed_) {
-      EXPECT_EQ(found, status.ok() ? "new" : "old") << "call " << call;
-    } else {
-      EXPECT_TRUE(found == "new" || found == "old") << found;
-    }
-  }
-  // The next save works, and leaves its own files alone.
-  void ExpectCleanAfterNext(MemoryDisk* disk) {
-    disk->before = nullptr;
-    const SampleCheckpoint next(3);
-    TESSERA_ASSERT_OK(Save(next, disk));
-    TESSERA_EXPECT_OK(next.Compare(kPath, disk, 2));
-    EXPECT_EQ(disk->FilesIn(kPath).size(), kRanks + 2u);  // manifest, lock
-  }
-  // Calls of a save over the old checkpoint.
-  int64_t CallsOfSave() {
-    auto disk = WithOld();
-    const int64_t before = disk->calls();
-    TESSERA_EXPECT_OK(Save(new_, disk.get()));
-    return disk->calls() - before;
-  }
-
-  const SampleCheckpoint old_{1}, new_{2};
-  bool committed_ = false;
-};
 
 TEST_F(CheckpointFolderTest, EachCallRefused) {
   const int64_t calls = CallsOfSave();
@@ -236,145 +180,6 @@ TEST_F(CheckpointFolderTest, AReaderBesideAWriter) {
   EXPECT_GT(replaced, 20);
 }
 
-TEST_F(CheckpointFolderTest, AManifestThatIsNoneIsNotReplaced) {
-  MemoryDisk disk;
-  TESSERA_ASSERT_OK(Folder::Make(kPath, &disk).status());
-  const std::string path = absl::StrCat(kPath, "/", kManifestName);
-  const int fd = disk.Open(AT_FDCWD, path, O_CREAT | O_RDWR);
-  disk.Write(fd, "mine", 4, 0);
-  disk.Close(fd);
-  for (const absl::Status& status :
-       {Save(new_, &disk), RemoveCheckpoint(kPath, &disk)}) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
-                                 HasSubstr(path)));
-  }
-  EXPECT_EQ(disk.FilesIn(kPath).at(kManifestName), "mine");
-}
-
-// Damage is a way to damage a file of a checkpoint: a power cut, a flip, a
-// hand.
-struct Damage {
-  std::string name;
-  std::function<void(MemoryDisk*, const std::string& path)> make;
-};
-std::vector<Damage> Damages() {
-  std::vector<Damage> damages;
-  const auto add = [&](std::string name,
-                       std::function<std::string(std::string)> change) {
-    damages.push_back(
-        {std::move(name), [change](MemoryDisk* disk, const std::string& path) {
-           const size_t cut = path.rfind('/');
-           const std::string bytes = change(
-               disk->FilesIn(path.substr(0, cut)).at(path.substr(cut + 1)));
-           disk->Remove(AT_FDCWD, path);
-           const int fd = disk->Open(AT_FDCWD, path, O_CREAT | O_RDWR);
-           if (!bytes.empty()) {
-             disk->Write(fd, bytes.data(), static_cast<int64_t>(bytes.size()),
-                         0);
-           }
-           disk->Close(fd);
-         }});
-  };
-  for (size_t at = 0; at < 8; ++at) {
-    add(absl::StrCat("flip at ", at), [at](std::string bytes) {
-      if (at < bytes.size()) bytes[at] = static_cast<char>(bytes[at] ^ 4);
-      return bytes;
-    });
-  }
-  add("zeros at its begin", [](std::string bytes) {
-    return std::string(std::min<size_t>(bytes.size(), 512), '\0') +
-           bytes.substr(std::min<size_t>(bytes.size(), 512));
-  });
-  add("zeros",
-      [](const std::string& bytes) { return std::string(bytes.size(), '\0'); });
-  add("four zeros", [](const std::string&) { return std::string(4, '\0'); });
-  add("random", [](std::string bytes) {
-    std::mt19937 random(7);
-    for (char& byte : bytes) byte = static_cast<char>(random());
-    return bytes;
-  });
-  add("empty", [](const std::string&) { return ""; });
-  add("cut", [](const std::string& bytes) {
-    return bytes.substr(0, bytes.size() / 2);
-  });
-  damages.push_back({"gone", [](MemoryDisk* disk, const std::string& path) {
-                       disk->Remove(AT_FDCWD, path);
-                     }});
-  for (bool full : {false, true}) {
-    damages.push_back({full ? "full folder" : "folder",
-                       [full](MemoryDisk* disk, const std::string& path) {
-                         disk->Remove(AT_FDCWD, path);
-                         ASSERT_EQ(disk->MakeFolder(AT_FDCWD, path), 0);
-                         if (full) {
-                           disk->Close(disk->Open(AT_FDCWD, path + "/mine",
-                                                  O_CREAT | O_RDWR));
-                         }
-                       }});
-  }
-  return damages;
-}
-
-// Whatever the damage and whichever the file, in the folder of a run's step:
-// the checkpoint there is not whole, the next save takes its place, and it can
-// be removed.
-TEST_F(CheckpointFolderTest, EachDamageOfEachFileOfAStepMakesWay) {
-  const std::string path = "/run/step-00000002";
-  for (const Damage& damage : Damages()) {
-    for (const char* which : {"manifest", "rank-00000", "rank-00001", "lock"}) {
-      SCOPED_TRACE(absl::StrCat(damage.name, " for ", which));
-      for (bool remove : {false, true}) {
-        MemoryDisk disk;
-        TESSERA_ASSERT_OK(old_.Save(path, &disk, kRanks, &committed_));
-        for (const auto& [name, bytes] : disk.FilesIn(path)) {
-          if (absl::EndsWith(name, which)) {
-            damage.make(&disk, absl::StrCat(path, "/", name));
-          }
-        }
-        const absl::Status found = old_.Compare(path, &disk, 1);
-        // A flip between pieces is not read; a lock says nothing.
-        if (strcmp(which, "manifest") == 0) {
-          EXPECT_THAT(found, StatusIs(damage.name == "gone"
-                                          ? absl::StatusCode::kNotFound
-                                          : absl::StatusCode::kDataLoss));
-        } else {
-          EXPECT_TRUE(found.ok() || absl::IsDataLoss(found)) << found;
-        }
-        if (remove) {
-          const absl::Status removed = RemoveCheckpoint(path, &disk);
-          EXPECT_TRUE(removed.ok() || damage.name == "gone") << removed;
-          const bool any =
-              Folder::Open(path, &disk).ok() && damage.name != "gone";
-          EXPECT_EQ(any, damage.name == "full folder");
-        }
-        TESSERA_EXPECT_OK(new_.Save(path, &disk, kRanks, &committed_));
-        TESSERA_EXPECT_OK(new_.Compare(path, &disk, 2));
-        TESSERA_EXPECT_OK(old_.Save(path, &disk, kRanks, &committed_));
-        size_t ours = 0;
-        for (const auto& [name, bytes] : disk.FilesIn(path)) {
-          ours += absl::StrContains(name, ".aside-") ? 0 : 1;
-        }
-        EXPECT_EQ(ours, kRanks + 2u);
-      }
-    }
-  }
-}
-
-// Elsewhere what stands beside data files was a manifest, too; a user's own
-// file of that name stays (AManifestThatIsNoneIsNotReplaced).
-TEST_F(CheckpointFolderTest, AManifestBesideDataFilesWasOne) {
-  auto disk = WithOld();
-  const int fd =
-      disk->Open(AT_FDCWD, absl::StrCat(kPath, "/", kManifestName), O_RDWR);
-  disk->Write(fd, std::string(8, '\0').data(), 8, 0);
-  disk->Close(fd);
-  EXPECT_THAT(Folder::Open(kPath, disk.get()).ok()
-                  ? ReadManifest(*Folder::Open(kPath, disk.get())).status()
-                  : absl::OkStatus(),
-              StatusIs(absl::StatusCode::kDataLoss,
-                       HasSubstr("is no manifest of a checkpoint, so")));
-  ExpectCleanAfterNext(disk.get());
-}
-
 TEST_F(CheckpointFolderTest, TwoThatSaveAtOnce) {
   MemoryDisk disk;
   absl::StatusOr<Saving> first = Saving::Begin(kPath, &disk);
@@ -404,19 +209,6 @@ TEST_F(CheckpointFolderTest, RemovesTheFolderToo) {
   auto disk = WithOld();
   TESSERA_ASSERT_OK(RemoveCheckpoint(kPath, disk.get()));
   EXPECT_TRUE(disk->FilesIn("/run").empty());
-}
-
-// Its files may be all that is left.
-TEST_F(CheckpointFolderTest, FilesOfADamagedManifestAreKept) {
-  auto disk = WithOld();
-  const int fd =
-      disk->Open(AT_FDCWD, absl::StrCat(kPath, "/", kManifestName), O_RDWR);
-  disk->Write(fd, "x", 1, 30);
-  disk->Close(fd);
-  const size_t files = disk->FilesIn(kPath).size();
-  TESSERA_ASSERT_OK(Saving::Begin(kPath, disk.get()).status());
-  EXPECT_EQ(disk->FilesIn(kPath).size(), files);
-  ExpectCleanAfterNext(disk.get());
 }
 
 TEST_F(CheckpointFolderTest, ARankWhoseFolderIsAnother) {

@@ -24,8 +24,6 @@ namespace {
 
 constexpr size_t kMaxNamed = 8;  // in a message
 
-using Parameter = FlatParameter::Parameter;
-
 // Finds a model's tensors in a manifest, and collects what does not fit.
 class Matcher {
  public:
@@ -168,10 +166,8 @@ class Matcher {
   static bool SameView(const proto::CheckpointTensor& a,
                        const proto::CheckpointTensor& b) {
     return a.offset() == b.offset() && a.complex() == b.complex() &&
-           std::equal(a.sizes().begin(), a.sizes().end(), b.sizes().begin(),
-                      b.sizes().end()) &&
-           std::equal(a.strides().begin(), a.strides().end(),
-                      b.strides().begin(), b.strides().end());
+           at::IntArrayRef(a.sizes()).equals(b.sizes()) &&
+           at::IntArrayRef(a.strides()).equals(b.strides());
   }
 
   // A storage is loaded as a whole: what shares it and is to be left alone must
@@ -289,15 +285,11 @@ class Matcher {
 
   void CheckSizes(const at::Tensor& tensor,
                   const proto::CheckpointTensor& saved, bool contiguous) {
-    const std::vector<int64_t> sizes(saved.sizes().begin(),
-                                     saved.sizes().end());
-    const std::vector<int64_t> strides(saved.strides().begin(),
-                                       saved.strides().end());
+    const at::IntArrayRef sizes = saved.sizes(), strides = saved.strides();
     const auto shape = [](at::IntArrayRef of) {
       return absl::StrCat("[", absl::StrJoin(of, ", "), "]");
     };
-    if (tensor.sizes() != at::IntArrayRef(sizes) ||
-        tensor.is_complex() != saved.complex()) {
+    if (tensor.sizes() != sizes || tensor.is_complex() != saved.complex()) {
       wrong_.push_back(absl::StrCat(
           "'", saved.name(), "' is ", saved.complex() ? "complex " : "",
           shape(sizes), " there, ", tensor.is_complex() ? "complex " : "",
@@ -353,7 +345,7 @@ absl::StatusOr<StateMatch> StateMatch::Create(
     const FlatParameter& flat = *flats[static_cast<size_t>(slot.flat)];
     const Range range = flat.layout().slot(slot.slot);
     views.clear();
-    for (const Parameter& p : flat.parameters()) {
+    for (const FlatParameter::Parameter& p : flat.parameters()) {
       if (p.slot != slot.slot) continue;
       views.push_back(
           {p.tensor, {p.range.begin - range.begin, p.range.end - range.begin}});

@@ -15,7 +15,6 @@
 #include "sharding/gradient/gradients.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -166,15 +165,6 @@ void Gradients::Arrived(int flat_index, int parameter,
   gradient.reset();  // before the sums take memory
   if (!running().reduce) return;
   ThrowIfError(LaunchReady(/*all=*/false));
-}
-
-MeanOptions Gradients::mean() const {
-  double base = 1;
-  if (options_.mean) {
-    base = running().weight.has_value() ? measure_.sum_divisor
-                                        : comm_->world_size();
-  }
-  return {options_.predivide, base / options_.predivide};
 }
 
 // Launches buckets from the last flats to the first, as far as they are

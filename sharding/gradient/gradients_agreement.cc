@@ -108,6 +108,15 @@ void Gradients::Measure(const std::vector<double>& weights) {
   measure_.sum_divisor = std::ldexp(1, CeilLog2(comm_->world_size()));
 }
 
+MeanOptions Gradients::mean() const {
+  double base = 1;
+  if (options_.mean) {
+    base = running().weight.has_value() ? measure_.sum_divisor
+                                        : comm_->world_size();
+  }
+  return {options_.predivide, base / options_.predivide};
+}
+
 double Gradients::weight_divisor() const {
   return total_weight_ /
          (options_.mean ? measure_.sum_divisor : comm_->world_size());

@@ -1,33 +1,22 @@
 // Each host has a part of the checkpoint in a folder of its own. A host is a
 // working folder here: ranks name the same path, and see different folders.
 #include <torch/torch.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
-#include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
-#include "base/check.h"
 #include "base/status.h"
-#include "checkpoint/disk/folder.h"
-#include "checkpoint/format/checkpoint_folder.h"
 #include "comm/world/world.h"
-#include "engine/checkpoint_manager.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/checkpoint/checkpoint_local_test_util.h"
 #include "tests/checkpoint/checkpoint_state.h"
 #include "tests/checkpoint/checkpoint_test_util.h"
 #include "tests/support/rank_pool.h"
-#include "tests/support/temp_folder.h"
-#include "tests/support/trainee.h"
 #include "tests/support/training.h"
 
 namespace tessera {
@@ -37,50 +26,8 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
-using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-
-// "<spec>\n<folders of the ranks' hosts, with blanks between>\n<words>".
-struct Args {
-  explicit Args(absl::string_view text) {
-    const std::vector<std::string> lines = absl::StrSplit(text, '\n');
-    spec = TrainingSpec::FromText(lines.at(0));
-    hosts = absl::StrSplit(lines.at(1), ' ');
-    words = absl::StrSplit(lines.at(2), ' ');
-  }
-  bool Has(const std::string& word) const {
-    return std::find(words.begin(), words.end(), word) != words.end();
-  }
-  TrainingSpec spec;
-  std::vector<std::string> hosts;
-  std::vector<std::string> words;
-};
-
-// While it lives this rank is on that host.
-class OnHost {
- public:
-  explicit OnHost(const std::string& folder)
-      : before_(fs::current_path().string()) {
-    fs::create_directories(folder);
-    TESSERA_CHECK(chdir(folder.c_str()) == 0) << folder;
-  }
-  ~OnHost() { TESSERA_CHECK(chdir(before_.c_str()) == 0) << before_; }
-
- private:
-  const std::string before_;
-};
-
-absl::StatusOr<std::unique_ptr<Engine>> LocalEngine(
-    const Args& a, std::shared_ptr<TestModel> model, const World& world) {
-  proto::Config config = ConfigOf(a.spec);
-  config.mutable_checkpoint()->set_use_node_local_storage(!a.Has("options"));
-  config.mutable_checkpoint()->set_replicas(a.Has("replicas"));
-  config.mutable_checkpoint()->set_async(a.Has("async"));
-  EngineOptions options;
-  options.communicator = world.communicator();
-  return Engine::Create(std::move(model), config, options);
-}
 
 // Trains and saves; returns the error, or the state. "full2": rank 2's disk is
 // full; "again": not for a second save, whose error is returned then. "async":
@@ -127,136 +74,6 @@ TESSERA_RANK_FUNCTION(LoadOnHosts) {
   return state == before ? loaded.ToString()
                          : absl::StrCat("changed by ", loaded.ToString());
 }
-
-// Makes three saves with a manager that keeps two, the last one twice; returns
-// what another manager finds then.
-TESSERA_RANK_FUNCTION(ManageOnHosts) {
-  const Args a(args);
-  const OnHost host(a.hosts.at(static_cast<size_t>(world.rank())));
-  auto model = BuildModel(a.spec.model, world.rank());
-  TESSERA_ASSIGN_OR_RETURN(auto engine, LocalEngine(a, model, world));
-  CheckpointManagerOptions options;
-  options.dir = "run";
-  options.every_steps = 1;
-  if (a.Has("options")) options.node_local = true;
-  Record record;
-  TESSERA_ASSIGN_OR_RETURN(auto manager,
-                           CheckpointManager::Create(engine.get(), options));
-  const auto train = [&](int from, int until) -> absl::Status {
-    for (int step = from; step < until; ++step) {
-      TrainingSpec spec = a.spec;
-      spec.steps = step + 1;
-      TESSERA_RETURN_IF_ERROR(
-          TrainSteps(*engine, *model, spec, world.rank(), step, &record));
-      TESSERA_RETURN_IF_ERROR(
-          manager
-              ->MaybeSave([&] { return absl::StrCat("step ", engine->step()); })
-              .status());
-    }
-    return engine->WaitForCheckpoint();
-  };
-  TESSERA_RETURN_IF_ERROR(train(0, 3));
-  TESSERA_ASSIGN_OR_RETURN(auto words, manager->Resume(2));
-  TESSERA_RETURN_IF_ERROR(train(2, 3));
-  if (a.Has("lose") && world.rank() == 3) {
-    fs::remove_all("run/step-00000003");
-  }
-  TESSERA_RETURN_IF_ERROR(world.communicator()->Barrier("lost"));
-  TESSERA_ASSIGN_OR_RETURN(auto last, manager->Resume());
-  std::vector<std::string> there;
-  for (const auto& entry : fs::directory_iterator("run")) {
-    there.push_back(entry.path().filename());
-  }
-  std::sort(there.begin(), there.end());
-  return absl::StrCat(words.value_or("none"), ", ", last.value_or("none"), "; ",
-                      absl::StrJoin(there, " "));
-}
-
-// Saves a step again after the run went back: the existing one stays if nothing
-// can be saved.
-TESSERA_RANK_FUNCTION(SaveAgainOnHosts) {
-  const Args a(args);
-  const OnHost host(a.hosts.at(static_cast<size_t>(world.rank())));
-  auto model = BuildModel(a.spec.model, world.rank());
-  TESSERA_ASSIGN_OR_RETURN(auto engine, LocalEngine(a, model, world));
-  CheckpointManagerOptions options;
-  options.dir = "run";
-  TESSERA_ASSIGN_OR_RETURN(auto manager,
-                           CheckpointManager::Create(engine.get(), options));
-  Record record;
-  TESSERA_RETURN_IF_ERROR(
-      TrainSteps(*engine, *model, a.spec, world.rank(), 0, &record));
-  TESSERA_RETURN_IF_ERROR(manager->Save());
-  // Another manager has not seen that it is saved.
-  manager.reset();
-  TESSERA_ASSIGN_OR_RETURN(manager,
-                           CheckpointManager::Create(engine.get(), options));
-  std::string said = manager
-                         ->Save([&]() -> std::string {
-                           if (world.rank() == 3)
-                             throw std::runtime_error("no position");
-                           return "";
-                         })
-                         .ToString();
-  {
-    TESSERA_ASSIGN_OR_RETURN(const auto open,
-                             engine->Summon({model->parameters()[0]}));
-    absl::StrAppend(&said, "\n", manager->Save().ToString());
-  }
-  {
-    absl::StatusOr<Saving> other = absl::UnknownError("not begun");
-    if (world.rank() == 2) {
-      other = Saving::Begin("run/step-00000002", FileSystem::Real());
-    }
-    TESSERA_RETURN_IF_ERROR(world.communicator()->Barrier("locked"));
-    absl::StrAppend(&said, "\n", manager->Save().ToString());
-  }
-  TESSERA_ASSIGN_OR_RETURN(const auto words, manager->Resume());
-  absl::StrAppend(&said, "\n", words.has_value() ? "there" : "gone");
-  manager.reset();
-  TESSERA_ASSIGN_OR_RETURN(manager,
-                           CheckpointManager::Create(engine.get(), options));
-  TESSERA_RETURN_IF_ERROR(manager->Save([] { return "again"; }));
-  TESSERA_ASSIGN_OR_RETURN(const auto last, manager->Resume());
-  return absl::StrCat(said, "\n", last.value_or("none"));
-}
-
-class CheckpointLocalTest : public ::testing::TestWithParam<int> {
- protected:
-  CheckpointLocalTest() {
-    spec_.model = "Gpt";
-    spec_.dtype = "bf16";
-    spec_.steps = 2;
-    spec_.stage = GetParam();
-  }
-
-  // `hosts`: a letter for each rank.
-  std::vector<std::string> Run(absl::string_view function,
-                               const std::string& hosts,
-                               const std::string& words = "") {
-    std::vector<std::string> folders;
-    for (char host : hosts) folders.push_back(PathOf(host));
-    return RunOnRanks(static_cast<int>(hosts.size()), function,
-                      absl::StrCat(spec_.ToText(), "\n",
-                                   absl::StrJoin(folders, " "), "\n", words));
-  }
-  std::string PathOf(char host) const { return folder_ / std::string(1, host); }
-  // The ends of names: "rank-00001".
-  std::vector<std::string> FilesOf(char host) const {
-    const auto folder = Folder::Open(absl::StrCat(PathOf(host), "/run/ckpt"),
-                                     FileSystem::Real());
-    if (!folder.ok()) return {};
-    std::vector<std::string> ends;
-    const std::vector<std::string> names = folder->Names().value();
-    for (const std::string& name : names) {
-      ends.push_back(name.substr(name.rfind('.') + 1));
-    }
-    return ends;
-  }
-
-  const TempFolder folder_;
-  TrainingSpec spec_;
-};
 
 TEST_P(CheckpointLocalTest, EachHostHasWhatItsRanksWrite) {
   const std::vector<std::string> saved = Run("TrainAndSaveOnHosts", "AABB");
@@ -372,30 +189,6 @@ TEST_P(CheckpointLocalTest, NoneTakesAnothersPlace) {
       Run("LoadOnHosts", "ACB"),
       Each(AllOf(StartsWith("FAILED_PRECONDITION"),
                  HasSubstr("ranks 0 and 1 see different checkpoints"))));
-}
-
-TEST_P(CheckpointLocalTest, AManagerKeepsTheLastOnAllHosts) {
-  for (const char* how : {"", "options"}) {
-    EXPECT_THAT(Run("ManageOnHosts", "AABB", how),
-                Each("step 2, step 3; job.lock latest step-00000002 "
-                     "step-00000003"));
-    fs::remove_all(PathOf('A'));
-    fs::remove_all(PathOf('B'));
-  }
-}
-
-TEST_P(CheckpointLocalTest, AManagerRemovesNothingBeforeItCanSave) {
-  EXPECT_THAT(
-      Run("SaveAgainOnHosts", "AABB"),
-      Each(AllOf(HasSubstr("rank 3: client_state: no position\n"),
-                 HasSubstr("\nFAILED_PRECONDITION"), HasSubstr("\nUNAVAILABLE"),
-                 EndsWith("\nthere\nagain"))));
-}
-
-TEST_P(CheckpointLocalTest, AManagerGoesBackWhereAHostHasLostOne) {
-  const std::vector<std::string> found = Run("ManageOnHosts", "AABB", "lose");
-  EXPECT_THAT(found, Each(StartsWith("step 2, step 2; ")));
-  EXPECT_THAT(found[0], EndsWith("step-00000003"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, CheckpointLocalTest, ::testing::Values(0, 3),

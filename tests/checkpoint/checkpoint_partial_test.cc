@@ -2,11 +2,7 @@
 // another model.
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <functional>
-#include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -18,6 +14,7 @@
 #include "checkpoint/exchange/rewrite.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
+#include "tests/checkpoint/checkpoint_partial_test_util.h"
 #include "tests/checkpoint/checkpoint_state.h"
 #include "tests/checkpoint/checkpoint_test_util.h"
 #include "tests/support/rank_pool.h"
@@ -27,12 +24,8 @@ namespace tessera {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::Each;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using ::testing::StartsWith;
-
-constexpr char kCut[] = "\n--\n";
 
 // `args` is "<spec>\n<folder>\n<option>\n<option>". An option is "model_only",
 // "lenient", "only <pattern>" or "rule <of a NameMap>"; "rank 1: <option>" is
@@ -92,73 +85,6 @@ TESSERA_RANK_FUNCTION(TrainAndLoadPart) {
   return absl::StrCat(before, kCut, said, kCut, after);
 }
 
-class PartialTest : public CheckpointTest {
- protected:
-  // The keys are "<name> <state>" and "step".
-  using State = std::map<std::string, std::string>;
-  struct Loaded {
-    State before, after;
-    std::string said;
-  };
-
-  PartialTest() {
-    spec_.model = "Gpt";
-    spec_.dtype = "bf16";
-    spec_.steps = 2;
-  }
-
-  static State Parse(const std::string& text) {
-    State state;
-    for (const absl::string_view line : absl::StrSplit(text, '\n')) {
-      std::vector<std::string> words =
-          absl::StrSplit(line, absl::MaxSplits(' ', 2));
-      if (words[0] == "step") {
-        state["step"] = words[1];
-      } else {
-        state[absl::StrCat(words[0], " ", words[1])] = words[2];
-      }
-    }
-    return state;
-  }
-
-  State Save(const std::string& model) {
-    spec_.model = model;
-    const std::string text =
-        RunOn(3, "TrainSaveAndTell", spec_, absl::StrCat(dir_, model))[0];
-    EXPECT_THAT(text, StartsWith("step 2\n"));
-    return Parse(text);
-  }
-
-  // Returns what all ranks report.
-  Loaded Load(const std::string& of, const std::vector<std::string>& options) {
-    const std::vector<std::string> answers =
-        RunOn(kWorldSize, "TrainAndLoadPart", spec_,
-              absl::StrCat(dir_, of, "\n", absl::StrJoin(options, "\n")));
-    EXPECT_EQ(answers[0], answers[1]);
-    const std::vector<std::string> parts = absl::StrSplit(answers[0], kCut);
-    if (parts.size() != 3) {
-      ADD_FAILURE() << answers[0];
-      return {};
-    }
-    return {Parse(parts[0]), Parse(parts[2]), parts[1]};
-  }
-
-  // Expects that a key has what `from` says for it; "": its value of before.
-  static void ExpectFrom(
-      const State& saved, const Loaded& got,
-      const std::function<std::string(const std::string&)>& from) {
-    int loaded = 0, left = 0;
-    for (const auto& [key, line] : got.after) {
-      const std::string source = from(key);
-      EXPECT_EQ(line, source.empty() ? got.before.at(key) : saved.at(source))
-          << key;
-      ++(source.empty() ? left : loaded);
-    }
-    EXPECT_GT(loaded, 0);
-    EXPECT_EQ(got.after.size(), got.before.size());
-  }
-};
-
 TEST_P(PartialTest, TheModelAlone) {
   const State saved = Save("Gpt");
   const Loaded got = Load("Gpt", {"model_only"});
@@ -184,123 +110,6 @@ TEST_P(PartialTest, TheModelAloneIntoAnotherOptimizer) {
     ExpectFrom(saved, got, [](const std::string& key) {
       return absl::EndsWith(key, " value") ? key : "";
     });
-  }
-}
-
-// args: "<spec>\n<folder>\n<optimizer>\n<states of both>\n<states of it
-// alone>". Loads the other's checkpoint in a run with that optimizer; returns
-// what is wrong.
-TESSERA_RANK_FUNCTION(GoOnWithOtherOptions) {
-  const CheckpointArgs a(args);
-  const std::vector<std::string> lines = absl::StrSplit(args, '\n');
-  const std::vector<std::string> both =
-      absl::StrSplit(lines.at(3), ' ', absl::SkipEmpty());
-  const std::vector<std::string> late =
-      absl::StrSplit(lines.at(4), ' ', absl::SkipEmpty());
-  at::set_num_threads(1);
-  std::map<std::string, at::Tensor> saved;
-  Record record;
-  {
-    torch::manual_seed(5);
-    auto model = MakeTestModel(a.spec.model);
-    TESSERA_ASSIGN_OR_RETURN(auto engine,
-                             MakeEngine(model, a.spec, world.communicator()));
-    TESSERA_RETURN_IF_ERROR(
-        TrainSteps(*engine, *model, a.spec, world.rank(), 0, &record));
-    TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(a.dir));
-    for (const auto& item : model->named_parameters()) {
-      TESSERA_ASSIGN_OR_RETURN(saved[item.key()], engine->Master(item.key()));
-      for (const std::string& state : both) {
-        TESSERA_ASSIGN_OR_RETURN(saved[absl::StrCat(item.key(), " ", state)],
-                                 engine->OptimizerStateOf(item.key(), state));
-      }
-    }
-  }
-  torch::manual_seed(99);
-  auto model = MakeTestModel(a.spec.model);
-  TrainingSpec spec = a.spec;
-  spec.optimizer = lines.at(2);
-  TESSERA_ASSIGN_OR_RETURN(auto engine,
-                           MakeEngine(model, spec, world.communicator()));
-  std::string said = engine->LoadCheckpoint(a.dir).status().ToString();
-  LoadCheckpointOptions lenient;
-  lenient.strict = false;
-  TESSERA_ASSIGN_OR_RETURN(const LoadCheckpointReport report,
-                           engine->LoadCheckpoint(a.dir, lenient));
-  size_t expected = 0;
-  for (const auto& item : model->named_parameters()) {
-    const std::string& name = item.key();
-    TESSERA_ASSIGN_OR_RETURN(const at::Tensor value, engine->Master(name));
-    if (!value.equal(saved.at(name))) absl::StrAppend(&said, "\n", name);
-    for (const std::string& state : both) {
-      TESSERA_ASSIGN_OR_RETURN(const at::Tensor now,
-                               engine->OptimizerStateOf(name, state));
-      const std::string key = absl::StrCat(name, " ", state);
-      if (!now.equal(saved.at(key))) absl::StrAppend(&said, "\n", key);
-    }
-    for (const std::string& state : late) {
-      TESSERA_ASSIGN_OR_RETURN(const at::Tensor now,
-                               engine->OptimizerStateOf(name, state));
-      if (!now.equal(state == "ema" ? value : torch::zeros_like(value))) {
-        absl::StrAppend(&said, "\n", name, " ", state);
-      }
-      const std::string told = absl::StrCat(name, " (", state, ")");
-      expected +=
-          std::count(report.missing.begin(), report.missing.end(), told);
-    }
-  }
-  const size_t all = model->named_parameters().size() * late.size();
-  if (expected != all || report.missing.size() != all) {
-    absl::StrAppend(&said, "\nmissing: ", absl::StrJoin(report.missing, ", "));
-  }
-  if (engine->step() != a.spec.steps) absl::StrAppend(&said, "\nstep");
-  spec.steps = a.spec.steps + 1;
-  TESSERA_RETURN_IF_ERROR(
-      TrainSteps(*engine, *model, spec, world.rank(), a.spec.steps, &record));
-  return said;
-}
-
-// An option that is turned on, or off, in a run.
-TEST_P(PartialTest, OptionsThatAreTurnedOnInARun) {
-  struct Case {
-    const char *saved, *loaded, *both, *late;
-    bool same = false;  // nothing is said of it
-  };
-  const Case cases[] = {
-      {"type:'AdamW'", "type:'AdamW',params{ema_decay:0.5}",
-       "exp_avg exp_avg_sq", "ema"},
-      {"type:'AdamW'", "type:'AdamW',params{amsgrad:true}",
-       "exp_avg exp_avg_sq", "max_exp_avg_sq"},
-      {"type:'Adam'", "type:'Adam',params{amsgrad:true,ema_decay:0.9}",
-       "exp_avg exp_avg_sq", "max_exp_avg_sq ema"},
-      {"type:'RMSprop'", "type:'RMSprop',params{momentum:0.9,centered:true}",
-       "square_avg", "grad_avg momentum_buffer"},
-      {"type:'SGD',params{momentum:0.5}",
-       "type:'SGD',params{momentum:0.9,ema_decay:0.5}", "momentum_buffer",
-       "ema"},
-      // Without any states these begin as in a new run.
-      {"type:'SGD'", "type:'SGD',params{momentum:0.9}", "", ""},
-      {"type:'AdamW',params{amsgrad:true}", "type:'AdamW'",
-       "exp_avg exp_avg_sq", ""},
-      {"type:'AdamW',params{ema_decay:0.5}", "type:'AdamW'",
-       "exp_avg exp_avg_sq", "", true},
-  };
-  spec_.model = "Mlp";
-  for (const Case& one : cases) {
-    SCOPED_TRACE(absl::StrCat(one.saved, " to ", one.loaded));
-    spec_.optimizer = one.saved;
-    const auto said = RunOn(kWorldSize, "GoOnWithOtherOptions", spec_,
-                            absl::StrCat(dir_, "turned\n", one.loaded, "\n",
-                                         one.both, "\n", one.late));
-    if (one.same) {
-      EXPECT_THAT(said, Each("OK"));
-      continue;
-    }
-    EXPECT_THAT(said,
-                Each(AllOf(HasSubstr("FAILED_PRECONDITION"),
-                           HasSubstr("LoadCheckpointOptions::strict = "
-                                     "false"),
-                           HasSubstr("begin now"), Not(HasSubstr("\n")))));
   }
 }
 

@@ -29,12 +29,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/bits.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/world/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/engine/sync_batch_norm_test_util.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/trainee.h"
 
@@ -49,18 +49,6 @@ using ::testing::Not;
 
 constexpr double kUnit = 0x1p-24;
 constexpr int64_t kChannels = 3;
-
-std::string BitsOf(const Tensor& t) {
-  const Tensor whole = t.detach().contiguous();
-  return absl::StrCat(
-      absl::Hex(Fingerprint(whole.const_data_ptr(),
-                            static_cast<int64_t>(whole.nbytes()))),
-      " ");
-}
-
-absl::Status Expect(bool holds, const std::string& what) {
-  return holds ? absl::OkStatus() : absl::InternalError(what);
-}
 
 absl::Status Within(const Tensor& got, const Tensor& exact, const Tensor& bound,
                     const std::string& what) {

@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/bits.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "base/torch_guard.h"
@@ -23,6 +22,7 @@
 #include "sharding/dispatch/operator_watch.h"
 #include "sharding/recompute/checkpointed/checkpointed.h"
 #include "testing/device/test_device.h"
+#include "tests/engine/sync_batch_norm_test_util.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/trainee.h"
 #include "tests/support/training.h"
@@ -38,18 +38,6 @@ using ::testing::Each;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-std::string BitsOf(const Tensor& t) {
-  const Tensor whole = t.detach().contiguous();
-  return absl::StrCat(
-      absl::Hex(Fingerprint(whole.const_data_ptr(),
-                            static_cast<int64_t>(whole.nbytes()))),
-      " ");
-}
-
-absl::Status Expect(bool holds, const std::string& what) {
-  return holds ? absl::OkStatus() : absl::InternalError(what);
-}
 
 // Returns the bits of a forward and a backward.
 template <typename Module>
@@ -141,7 +129,7 @@ using PlainNet = NetImpl<nn::BatchNorm1d>;
 constexpr int kSteps = 3;
 constexpr double kRate = 0.125;
 
-std::string BitsOf(const nn::Module& net) {
+std::string BitsOfAll(const nn::Module& net) {
   const at::NoGradGuard no_grad;
   std::string bits;
   for (const auto& p : net.named_parameters()) {
@@ -168,7 +156,7 @@ absl::StatusOr<std::string> TrainByHand(const World& world) {
       p.sub_(g / world.world_size(), kRate);
     }
   }
-  return BitsOf(net);
+  return BitsOfAll(net);
 }
 
 struct Training {
@@ -208,7 +196,7 @@ absl::StatusOr<std::string> TrainWithEngine(const World& world, Training t) {
       return absl::InternalError("nothing was computed again");
     }
   }
-  const std::string bits = BitsOf(*net);
+  const std::string bits = BitsOfAll(*net);
   TESSERA_RETURN_IF_ERROR(engine->Close());
   return bits;
 }

@@ -348,7 +348,6 @@ TEST(VerifyTest, SumsInAnotherOrderAreBounded) {
 
 // A loss that another call of the same micro-batch does not give.
 TESSERA_RANK_FUNCTION(VerifyWithAWildLoss) {
-  (void)args;
   TrainingSpec spec;
   spec.stage = 3;
   int calls = 0;
@@ -368,14 +367,13 @@ TEST(VerifyTest, ALossThatIsNotAFunctionOfItsMicroBatchIsNamed) {
 
 TESSERA_RANK_FUNCTION(VerifyRefused) {
   TrainingSpec spec;
+  if (args == "nothing") spec.steps = 0;
   proto::Config config = ConfigOf(spec);
   if (args == "ignored") {
     config.mutable_sharding()->add_ignored_parameters("head");
-  } else if (args == "buffers") {
-    config.mutable_sharding()->set_buffer_sync("mean");
-  } else if (args == "optimizer") {
-    config.clear_optimizer();
   }
+  if (args == "buffers") config.mutable_sharding()->set_buffer_sync("mean");
+  if (args == "optimizer") config.clear_optimizer();
   const bool throws = args == "throws" && world.rank() == 1;
   return Outcome(Verify([] { return MakeTestModel("Mlp"); }, config,
                         [&](torch::nn::Module& module, int rank, int64_t i) {
@@ -385,17 +383,10 @@ TESSERA_RANK_FUNCTION(VerifyRefused) {
                         OptionsOf(spec, world)));
 }
 
-TESSERA_RANK_FUNCTION(VerifyNothing) {
-  TrainingSpec spec;
-  spec.steps = std::stoi(std::string(args));
-  return Outcome(Verify([] { return MakeTestModel("Mlp"); }, ConfigOf(spec),
-                        LossOfModel, OptionsOf(spec, world)));
-}
-
 TEST(VerifyTest, ErrorsAreThoseOfAllRanks) {
   EXPECT_THAT(RunOnRanks(2, "VerifyRefused", "ignored"),
               Each(HasSubstr("does not know sharding.ignored_parameters")));
-  EXPECT_THAT(RunOnRanks(2, "VerifyNothing", "0"),
+  EXPECT_THAT(RunOnRanks(2, "VerifyRefused", "nothing"),
               Each(HasSubstr("steps is 0; expected 1 or more")));
   EXPECT_THAT(RunOnRanks(2, "VerifyRefused", "buffers"),
               Each(HasSubstr("does not know sharding.buffer_sync")));

@@ -156,6 +156,7 @@ class MultihostTest : public testing::Test {
     hosts_ = hosts.get();
     if (!hosts_->trouble().empty()) GTEST_SKIP() << hosts_->trouble();
   }
+  void SetUp() override { MakeHosts("beta"); }
   static void TearDownTestSuite() { hosts_made_.clear(); }
 
   using Ranks = std::vector<std::unique_ptr<Process>>;
@@ -240,16 +241,12 @@ const std::vector<std::string>& OneHostLines() {
 }
 
 TEST_F(MultihostTest, ByAddress) {
-  MakeHosts("beta");
-  if (IsSkipped() || HasFatalFailure()) return;
   EXPECT_EQ(RunOnHosts([&](int r) { return Torchrun(r, kAlpha); }),
             OneHostLines());
 }
 
 // "alpha" is 127.0.1.1 on alpha.
 TEST_F(MultihostTest, ByANameThatLeadsToTheLoopbackAtHome) {
-  MakeHosts("beta");
-  if (IsSkipped() || HasFatalFailure()) return;
   EXPECT_EQ(RunOnHosts([&](int r) { return Torchrun(r, "alpha"); }),
             OneHostLines());
 }
@@ -263,16 +260,12 @@ TEST_F(MultihostTest, TwoNetworksOfOneHost) {
 }
 
 TEST_F(MultihostTest, OverGloo) {
-  MakeHosts("beta");
-  if (IsSkipped() || HasFatalFailure()) return;
   backend_ = "gloo";
   EXPECT_EQ(RunOnHosts([&](int r) { return Torchrun(r, kAlpha); }),
             OneHostLines());
 }
 
 TEST_F(MultihostTest, ThreeRanksAndOne) {
-  MakeHosts("beta");
-  if (IsSkipped() || HasFatalFailure()) return;
   host_of_ = {0, 0, 0, 1};
   locals_ = {"0/3", "1/3", "2/3", "0/1"};
   EXPECT_EQ(RunOnHosts([&](int r) { return Torchrun(r, kAlpha); }),
@@ -280,8 +273,6 @@ TEST_F(MultihostTest, ThreeRanksAndOne) {
 }
 
 TEST_F(MultihostTest, RanksThatAlternate) {
-  MakeHosts("beta");
-  if (IsSkipped() || HasFatalFailure()) return;
   host_of_ = {0, 1, 0, 1};
   locals_ = {"0/2", "0/2", "1/2", "1/2"};
   EXPECT_EQ(RunOnHosts([&](int r) { return Torchrun(r, kAlpha); }),
@@ -289,8 +280,6 @@ TEST_F(MultihostTest, RanksThatAlternate) {
 }
 
 TEST_F(MultihostTest, Rank0IsNotOnItsHost) {
-  MakeHosts("beta");
-  if (IsSkipped() || HasFatalFailure()) return;
   const Finished run =
       Start(/*host=*/1, Torchrun(0, kAlpha), /*startup_timeout=*/1)
           ->Finish(absl::Seconds(20));
@@ -305,8 +294,6 @@ TEST_F(MultihostTest, Rank0IsNotOnItsHost) {
 
 // Rank 1 or both have it; the error says more than Gloo's own.
 TEST_F(MultihostTest, AnInterfaceThatGlooCannotListenAt) {
-  MakeHosts("beta");
-  if (IsSkipped() || HasFatalFailure()) return;
   for (const char* name : {"^lo,docker", "lo", "cabel"}) {
     for (const bool both : {true, false}) {
       std::vector<std::unique_ptr<Process>> ranks;
@@ -333,8 +320,6 @@ TEST_F(MultihostTest, AnInterfaceThatGlooCannotListenAt) {
 }
 
 TEST_F(MultihostTest, TheInterfaceThatGlooIsTold) {
-  MakeHosts("beta");
-  if (IsSkipped() || HasFatalFailure()) return;
   backend_ = "gloo";
   EXPECT_EQ(RunOnHosts([&](int r) {
               Env env = Torchrun(r, kAlpha);
@@ -345,8 +330,6 @@ TEST_F(MultihostTest, TheInterfaceThatGlooIsTold) {
 }
 
 TEST_F(MultihostTest, AKilledRankEndsThoseOfBothHosts) {
-  MakeHosts("beta");
-  if (IsSkipped() || HasFatalFailure()) return;
   Ranks ranks = StartRanks([&](int r) {
     Env env = Torchrun(r, kAlpha);
     env.emplace_back(kForEver, "1");
@@ -367,8 +350,6 @@ TEST_F(MultihostTest, AKilledRankEndsThoseOfBothHosts) {
 // a quarter of the tensor each, that is at most a reduce-scatter's 1 and an
 // all-gather's 1/2; gloo's two ranks send 1/2 each in both.
 TEST_F(MultihostTest, WhatLeavesAHost) {
-  MakeHosts("beta");
-  if (IsSkipped() || HasFatalFailure()) return;
   for (const char* backend : {"hierarchical", "gloo"}) {
     backend_ = backend;
     const std::vector<std::string> lines = RunOnHosts([&](int r) {
@@ -392,8 +373,6 @@ TEST_F(MultihostTest, WhatLeavesAHost) {
 }
 
 TEST_F(MultihostTest, AsSlurmStartsThem) {
-  MakeHosts("beta");
-  if (IsSkipped() || HasFatalFailure()) return;
   EXPECT_EQ(RunOnHosts([](int r) -> Env {
               return {{"SLURM_PROCID", absl::StrCat(r)},
                       {"SLURM_NTASKS", "4"},
