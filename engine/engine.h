@@ -37,7 +37,6 @@
 #include "engine/engine_scopes.h"     // IWYU pragma: export
 
 namespace torch::nn {
-class Module;
 template <typename Contained>
 class ModuleHolder;
 }  // namespace torch::nn
@@ -142,9 +141,8 @@ class Engine {
   // FileError's. LOCAL.
   absl::Status WriteMemoryTimeline(const std::string& prefix);
 
-  // Returns the monitor, through which a program adds to the metrics that the
-  // configuration's monitors write: engine/observe/monitor.h,
-  // docs/monitoring.md. LOCAL.
+  // Returns the monitor, through which a program adds to the metrics that
+  // monitors write: engine/observe/monitor.h, docs/monitoring.md. LOCAL.
   Monitor& monitor();
 
   // Sets the learning rate of all groups from now on (SetOption: of one group),
@@ -168,12 +166,11 @@ class Engine {
   // or an option that would change which states there are. COLLECTIVE.
   absl::Status SetOption(absl::string_view group, absl::string_view option,
                          double value);
-  // Returns an option as it is set, without a schedule. NotFound,
-  // InvalidArgument. LOCAL.
+  // Returns an option as set, without a schedule. NotFound, InvalidArgument.
+  // LOCAL.
   absl::StatusOr<double> OptionOf(absl::string_view group,
                                   absl::string_view option) const;
-  // Returns the names of the groups, "default" first; none without an
-  // optimizer. LOCAL.
+  // Returns the groups, "default" first; none without an optimizer. LOCAL.
   std::vector<std::string> GroupNames() const;
   // Freezes the parameters of a group: from now on they need no gradient and do
   // not change (no decay either); or unfreezes them, with the states they had.
@@ -196,8 +193,7 @@ class Engine {
   // Drops all gradients, also those made by others, and the micro-batches
   // counted since the last optimizer step. zero_grad() of the module, or of an
   // optimizer over all its parameters, does the same before the next Backward
-  // or Step, if no micro-batch has been counted. LOCAL, but call it on all
-  // ranks.
+  // or Step, if no micro-batch has been counted. LOCAL; call it on all ranks.
   absl::Status ZeroGrad();
 
   // Returns the step's averaged gradient of a parameter so far, whole, in its
@@ -207,8 +203,8 @@ class Engine {
   // order, identical on all ranks. FailedPrecondition before a Backward.
   // COLLECTIVE.
   absl::StatusOr<std::vector<NonFiniteGradient>> NonFiniteGradients();
-  // Returns a whole copy of a parameter as operators see it. COLLECTIVE where a
-  // forward is.
+  // Returns a whole copy of a parameter as operators see it. COLLECTIVE as a
+  // forward.
   absl::StatusOr<at::Tensor> Parameter(absl::string_view name);
   // Returns a whole copy of a parameter's master, the optimizer's values:
   // float32 where the parameter has 16 bits, unless data_types.master_dtype
@@ -373,8 +369,7 @@ class Engine {
   // The complete configuration, with what "auto" has become (except for the
   // stage, if model states alone decided it: see stage()).
   const proto::Config& config() const;
-  // What "auto" has become, and why; "" if the configuration leaves nothing to
-  // it.
+  // What "auto" has become, and why; "" if nothing was left to it.
   const std::string& auto_reason() const;
   // EngineOptions::plan, or what Create has planned; null: neither.
   const std::shared_ptr<const PlanReport>& plan() const;
