@@ -229,8 +229,8 @@ class Communicator {
 
   // ---- what the collectives cost; see docs/communication.md ----
 
-  // Tables by operation and by unit, and for whom this rank has waited: text
-  // for people. LOCAL.
+  // Returns tables by operation and by unit, and of the ranks that this rank
+  // has waited for, as text for people. LOCAL.
   virtual std::string Report() const { return ""; }
   // Returns, by rank, how long this rank's collectives were blocked until the
   // first message with that rank was through (gloo), or slept for that rank

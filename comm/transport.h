@@ -61,9 +61,9 @@ class Transport {
 
   // ---- of those that give collectives to a device
 
-  // Once after each Run, whatever it returned. Null if nothing was given to the
-  // device; else what blocks until that is done, and says how it ended, on
-  // another thread.
+  // Called once after each Run, whatever it returned. Returns null if nothing
+  // was given to the device; else a function that blocks, on another thread,
+  // until that is done and returns how it ended.
   virtual std::function<absl::Status()> TakeDeviceEnd() { return nullptr; }
   // Called when the device's work failed, or did not end; the group has failed.
   virtual void AbandonDevice(const absl::Status& /*why*/) {}
