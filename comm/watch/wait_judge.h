@@ -1,7 +1,6 @@
-// WaitJudge: when this rank is to give up waiting for others, and what to tell
-// the user then.
-// One set of rules for collectives (comm/watch/wait_monitor.h) and for shards
-// of other ranks (comm/serve/shard_watch.h).
+// WaitJudge: decides when this rank gives up waiting for others, and with which
+// message. One set of rules for collectives (comm/watch/wait_monitor.h) and for
+// shards of other ranks (comm/serve/shard_watch.h).
 //
 //   begin   100 ms     0.3 s        0.7 s        grace           timeout
 //   |-------|----------|------------|------------|---------------|
@@ -61,10 +60,10 @@ class WaitJudge {
   // `announcements` is borrowed and outlives this.
   WaitJudge(Announcements* announcements, Options options);
 
-  // How often to ask. A wait is long, and looked at, from this age on.
+  // How often to judge. A wait is long, and looked at, from this age on.
   absl::Duration tick() const { return tick_; }
 
-  // OK: go on waiting, as far as the processes of ranks are concerned. LOCAL.
+  // Judges by the processes of ranks; OK: keep waiting. LOCAL.
   absl::Status JudgeEnded(const Wait& wait) const;
   // Judges by what ranks have announced, and where they are. Between looks
   // always OK. LOCAL.
