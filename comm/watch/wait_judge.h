@@ -15,7 +15,7 @@
 //   after the grace  by an announcement that has been standing for so long
 //                  during that wait, if the peer is not in the same collective
 //                  itself: a peer that announces usually comes to the next
-//                  agreement of all ranks, where its error is told to all in an
+//                  agreement of all ranks, where all learn its error in an
 //                  orderly way, however late the last rank is. Of a rank that
 //                  is not in the group whose wait this is: if it is in no
 //                  collective
