@@ -1,7 +1,6 @@
 // CommThread: the one thread of a process that issues collectives.
 //
-//   caller --Post(work)--> [ work, work, ... ] --> "tessera-comm" -->
-//   CommFuture
+//   caller --Post(work)--> [ work, ... ] --> "tessera-comm" --> CommFuture
 //
 // Where collectives are given to a device, a second thread watches their ends
 // there, in the same order (OfDevices).

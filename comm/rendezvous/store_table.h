@@ -49,7 +49,7 @@ class StoreTable {
   StoreMessage Apply(const StoreMessage& request);
   StoreMessage Add(const std::string& key, const std::string& number);
   StoreMessage Swap(const StoreMessage& request);
-  // Those that have waited for `key`.
+  // Answers the clients that have waited for `key`.
   void Wake(const std::string& key, Answers* answers);
 
   std::unordered_map<std::string, std::string> values_;

@@ -33,9 +33,10 @@ namespace tessera {
 
 class FailureDomain {
  public:
-  // That of the group with these options, which begins one if it has none.
-  // What must be in `store`, and errors: as of Announcements::Create; or
-  // ResourceExhausted if there is no thread to watch waits.
+  // Returns the domain of the group with these options, which begins one if it
+  // has none. Requirements on `store` and errors are those of
+  // Announcements::Create; also ResourceExhausted if there is no thread to
+  // watch waits.
   static absl::StatusOr<std::shared_ptr<FailureDomain>> Join(
       const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options,
       bool same_host);

@@ -51,7 +51,8 @@ class WaitJudge {
   struct Wait {
     std::string name;  // "unit a #7 (all-gather, 64 bytes of float32)"
     absl::Duration begin;
-    // Whose wait it is, ascending, as the first group calls them. Borrowed.
+    // The ranks of the group that waits, ascending, as the first group numbers
+    // them. Borrowed.
     const std::vector<int>* ranks = nullptr;
     // Null: it is in no collective. Borrowed.
     const WaitingIn* collective = nullptr;

@@ -185,7 +185,7 @@ absl::Status FlatParameter::CheckUpdatable() {
   return CheckNotHeld();
 }
 
-// Who holds a Use may write at any time: the write would be lost.
+// A program that holds a Use may write at any time: the write would be lost.
 absl::Status FlatParameter::CheckNotHeld() {
   const bool may_be_written =
       traits_.can_be_freed ? copy_->whole().defined() : writes_.dirty();
