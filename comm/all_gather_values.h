@@ -1,5 +1,5 @@
-// Values of all ranks, by Communicator::AllGatherStrings, without bytes in the
-// caller's hands.
+// Gathers values of all ranks by Communicator::AllGatherStrings, so that
+// callers need not handle bytes.
 //
 //   std::vector<uint64_t> prints = ...;   // one per unit
 //   TESSERA_ASSIGN_OR_RETURN(const auto all,
@@ -28,7 +28,7 @@
 
 namespace tessera {
 
-// By rank; ranks may give different numbers of values.
+// Returns the values by rank; ranks may give different numbers of values.
 template <typename T>
 absl::StatusOr<std::vector<std::vector<T>>> AllGatherLists(
     Communicator* comm, const std::vector<T>& mine, CommTag tag) {
@@ -53,7 +53,7 @@ absl::StatusOr<std::vector<std::vector<T>>> AllGatherLists(
   return all;
 }
 
-// By rank; all give as many as this one.
+// Returns the values by rank; all ranks give the same number.
 template <typename T>
 absl::StatusOr<std::vector<std::vector<T>>> AllGatherValues(
     Communicator* comm, const std::vector<T>& mine, CommTag tag) {
@@ -69,7 +69,7 @@ absl::StatusOr<std::vector<std::vector<T>>> AllGatherValues(
   return all;
 }
 
-// One value of each rank.
+// Returns one value of each rank.
 template <typename T>
 absl::StatusOr<std::vector<T>> AllGatherValue(Communicator* comm, const T& mine,
                                               CommTag tag) {

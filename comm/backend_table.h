@@ -1,5 +1,5 @@
-// The backends: their names, and what they hold on a rank besides tensors, for
-// one group.
+// The table of backends: their names, and the memory that they take on a rank
+// besides tensors, for one group.
 //
 //   shm    a staging area for what does not lie in memory that others may map
 //   gloo   pieces that are received while others are summed; the sockets' own
@@ -27,7 +27,7 @@ inline constexpr int64_t kShmStagingBytes = 2 << 20;
 inline constexpr int64_t kGlooReceiveBytes = 4 << 20;
 inline constexpr int64_t kGlooMinPieceBytes = 64 << 10;
 
-// What a rank of cuda_ipc sends at a time.
+// The bytes that a rank of cuda_ipc sends at a time.
 inline constexpr int64_t kCudaIpcSlotBytes = 16 << 20;
 
 struct TransportMemory {
@@ -45,9 +45,10 @@ struct BackendInfo {
                             const std::map<std::string, std::string>& nccl);
 };
 absl::Span<const BackendInfo> Backends();
-// Null: there is none of this name.
+// Finds a backend by name; null: there is none.
 const BackendInfo* FindBackend(absl::string_view name);
-// 0 for a name that there is not, and for one rank.
+// Returns the memory that a transport takes; 0 for an unknown name, and for one
+// rank.
 TransportMemory MemoryOfTransport(
     absl::string_view backend, int ranks,
     const std::map<std::string, std::string>& nccl = {});

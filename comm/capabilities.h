@@ -1,5 +1,5 @@
-// Capabilities: what a group's backend can do, which those who use the group
-// ask instead of its name.
+// Capabilities: what a group's backend can do; users of the group check this
+// instead of its name.
 #ifndef COMM_CAPABILITIES_H_
 #define COMM_CAPABILITIES_H_
 
@@ -11,10 +11,11 @@ struct Capabilities {
   bool sums_in_rank_order = true;
   // Communicator::ShareMemory may give memory.
   bool shared_memory = false;
-  // Whole values come sooner by reads of the others' shards
-  // (Communicator::ServeShards) than by all-gathers.
+  // Reads of the others' shards (Communicator::ServeShards) are faster than
+  // all-gathers.
   bool prefers_pulls = false;
-  // Tensors of a device go from device to device; else through host memory.
+  // Tensors of a device go directly from device to device; else through host
+  // memory.
   bool device = false;
   // Collectives wait for other ranks; false in a group of one.
   bool waits = true;

@@ -1,5 +1,5 @@
-// What collectives there are, and what is said of each: its name in messages
-// and tables, and what its time and its waits count as.
+// The kinds of collectives, with their names in messages and tables, and what
+// their time and waits count as.
 //
 // A new one is two lines here, a method of Communicator, what its arguments
 // must be (comm/comm_call.cc), and what each transport does for it
@@ -33,7 +33,7 @@ struct CollectiveTraits {
   // How often the busiest link carries (W-1)/W of the tensor, as nccl-tests
   // count it; 0: it carries the tensor once, whatever W is.
   int bus_passes = 0;
-  // What a wait for it counts as, unless its caller says so.
+  // What a wait for it counts as, unless its caller says otherwise.
   WaitReason waited_as = WaitReason::kOther;
 };
 inline constexpr CollectiveTraits kCollectiveTraits[kNumCollectiveOps] = {

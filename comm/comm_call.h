@@ -9,7 +9,7 @@
 //   send-receive   [S], to rank `to`     [S], from rank `from`
 //   agreement      `text`                `texts`
 //
-// Contiguous, of one dtype and device.
+// Tensors are contiguous, of one dtype and device.
 #ifndef COMM_COMM_CALL_H_
 #define COMM_COMM_CALL_H_
 
@@ -42,7 +42,7 @@ struct CommCall {
 
   // "gradient of unit a (all-reduce sum, 4000 bytes of float32)".
   std::string Name() const;
-  // The larger of its tensors; undefined for a text.
+  // Returns the larger of its tensors; undefined for a text.
   const at::Tensor& whole() const;
   c10::Device device() const;
   // False where nothing is received, and `out` stays as it was.
@@ -51,10 +51,12 @@ struct CommCall {
   }
 };
 
-// InvalidArgument unless rank `rank` of `world_size` may start `call`. LOCAL.
+// Returns InvalidArgument unless rank `rank` of `world_size` may start `call`.
+// LOCAL.
 absl::Status CheckCall(const CommCall& call, int rank, int world_size);
 
-// An exchange of `text`, as a part of `call`. Holds none of its tensors.
+// Makes an exchange of `text`, as a part of `call`. It holds none of its
+// tensors.
 CommCall TextsWithin(const CommCall& call, std::string text,
                      std::vector<std::string>* texts);
 

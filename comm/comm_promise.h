@@ -1,5 +1,5 @@
-// CommPromise: a CommFuture that somebody else than the communication thread
-// ends. A collective may wait for it (CommTag::ready).
+// CommPromise: makes a CommFuture that is ended outside of the communication
+// thread. A collective may wait for it (CommTag::ready).
 #ifndef COMM_COMM_PROMISE_H_
 #define COMM_COMM_PROMISE_H_
 
@@ -22,8 +22,8 @@ class CommPromise {
     state_->purpose = std::move(purpose);
   }
   CommFuture future() const { return CommFuture(state_); }
-  // Once. The values that it is about are there for all threads; those of a
-  // device from `result` on, after which who waits goes on. LOCAL.
+  // Ends the future; call it once. The values are there for all threads, those
+  // of a device from `result` on, which waiters' streams wait for. LOCAL.
   void End(const absl::Status& status, StreamPoint result = {}) {
     CommThread::End end(status);
     end.result = std::move(result);

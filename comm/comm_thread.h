@@ -1,9 +1,8 @@
 // CommThread: the one thread of a process that issues collectives.
 //
-//   caller --Post(work)--> [ work, work, ... ] --> "tessera-comm" -->
-//   CommFuture
+//   caller --Post(work)--> [ work, ... ] --> "tessera-comm" --> CommFuture
 //
-// And, where collectives are given to a device, the one that watches their ends
+// Where collectives are given to a device, a second thread watches their ends
 // there, in the same order (OfDevices).
 //
 // Work runs in the order of Post, one piece at a time, without autograd. The
@@ -12,7 +11,8 @@
 // Never fork a process after the first Post, except to exec at once.
 //
 // Threads: all calls may come from any thread, Post also from the communication
-// thread itself. To Wait there for what is queued behind is an error (checked).
+// thread itself. Waiting there for work that is queued behind is an error
+// (checked).
 #ifndef COMM_COMM_THREAD_H_
 #define COMM_COMM_THREAD_H_
 
@@ -35,7 +35,7 @@
 
 namespace tessera {
 
-// What a CommFuture is waited for.
+// The purpose of a CommFuture, for traces and messages.
 struct CommPurpose {
   WaitReason reason = WaitReason::kOther;
   std::string what = "communication";
@@ -49,12 +49,12 @@ struct CommFuture::State {
   absl::Status status ABSL_GUARDED_BY(mutex);
   // Where the result is, in a stream's work.
   StreamPoint result ABSL_GUARDED_BY(mutex);
-  // What the device may still use: until the first Wait, whose stream comes
-  // after that.
+  // Memory that the device may still use: held until the first Wait, whose
+  // stream is ordered after that use.
   std::shared_ptr<void> held ABSL_GUARDED_BY(mutex);
   std::optional<c10::Stream> caller ABSL_GUARDED_BY(mutex);
-  // By another thread than the communication thread (comm/comm_promise.h),
-  // which may wait for it then. Set before it is shared.
+  // It is ended outside of the communication thread (comm/comm_promise.h),
+  // which may then wait for it. Set before it is shared.
   bool ends_elsewhere = false;
   ~State();  // nobody has waited: as Wait, on the caller's stream
 };
@@ -73,7 +73,7 @@ class CommThread {
   };
   using Work = std::function<End()>;
 
-  // The process's own. Never destroyed.
+  // Returns the process's communication thread. Never destroyed.
   static CommThread& Get();
   // Returns the thread for the ends of collectives on devices.
   static CommThread& OfDevices();
@@ -93,17 +93,17 @@ class CommThread {
   // Starts the thread, unless it runs. ResourceExhausted. LOCAL.
   absl::Status Start() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Work posted from now on runs on the processor that its caller is on. For
-  // ranks that have one each: the kernel leaves a thread where it ran last, and
-  // the communication threads of all ranks may end up on the processor of one.
-  // LOCAL.
+  // Makes work posted from now on run on the processor that its caller is on,
+  // for ranks that have one processor each: the kernel leaves a thread where it
+  // ran last, so the communication threads of all ranks could end up on one
+  // rank's processor. LOCAL.
   void FollowCallers() { follows_ = true; }
 
   // Runs all that is queued, then ends the thread. A later Post starts another.
   // LOCAL, blocking. REQUIRES: not on the communication thread.
   void Stop();
 
-  // True on a communication thread.
+  // Returns whether this is a communication thread.
   static bool IsCurrent();
 
  private:
@@ -124,10 +124,10 @@ class CommThread {
   std::thread thread_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Ends the future that has this state; once.
+// Ends the future that has this state; call it once.
 void EndFuture(CommFuture::State& state, CommThread::End end);
 
-// A future that has ended already.
+// Returns a future that has ended already.
 CommFuture DoneFuture(CommThread::End end);
 
 }  // namespace tessera

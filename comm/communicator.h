@@ -5,9 +5,9 @@
 // that call in the same order can never cross. A call returns at once with a
 // CommFuture; Wait() blocks until the result may be read.
 //
-// Tensors of a device: a collective comes after what the caller's current
-// stream has been given before the call, and runs on a stream of the
-// communication thread's. No call here waits for a stream on the host.
+// With tensors of a device a collective is ordered after the caller's current
+// stream at the time of the call, and runs on a stream of the communication
+// thread. No call here makes the host wait for a stream.
 //
 // Sums are taken in rank order (rank 0 + rank 1 + ...), in the tensor's own
 // dtype (float16 and bfloat16 in float32, rounded once), so the result has the
@@ -42,7 +42,8 @@
 
 namespace tessera {
 
-// The end of one collective. Copyable; a default-constructed one is done.
+// CommFuture: a future for the end of one collective. Copyable; a
+// default-constructed one is done.
 class CommFuture {
  public:
   struct State;  // comm/comm_thread.h
@@ -51,14 +52,14 @@ class CommFuture {
   explicit CommFuture(std::shared_ptr<State> state)
       : state_(std::move(state)) {}
 
-  // Blocks until the collective has ended here. Its tensors stay alive till
-  // then. May be called more than once. Of tensors of a device: until the
-  // communication thread has given it to the device, and what this thread's
-  // current stream does from here on comes after it; whoever frees them waits
-  // first. What the device fails at afterwards is an error of the next
-  // collective, and what was read in between may be anything.
+  // Blocks until the collective has ended on this rank; its tensors stay alive
+  // until then. May be called more than once. With tensors of a device, blocks
+  // until the communication thread has given the collective to the device, and
+  // orders this thread's current stream after it; wait before freeing the
+  // tensors. If the device fails afterwards, the next collective returns the
+  // error, and values read in between are undefined.
   absl::Status Wait() const;
-  // Wait would not block here.
+  // Whether Wait would return at once.
   bool Done() const;
   // False for a default-constructed one, which has nothing to wait for.
   bool valid() const { return state_ != nullptr; }
@@ -82,12 +83,13 @@ struct CommTag {
   std::string what;
   CallSite site;
   // What a wait for it counts as (base/trace/exposed.h); kOther: as its
-  // operation says, a sum as a reduction, an all-gather as a gather.
+  // operation says: a sum as a reduction, an all-gather as a gather.
   WaitReason reason = WaitReason::kOther;
-  // Called before the collective reads or writes its tensors here, on the
-  // thread that issues it, which it may block: these come from elsewhere, a
-  // disk say. An error of it is the collective's. Must not wait for a
-  // collective (for what it may: comm/comm_promise.h). Empty: they are there.
+  // Called before the collective reads or writes its tensors on this rank, on
+  // the thread that issues it, which it may block: for tensors that come from
+  // elsewhere, such as a disk. Its error is the collective's. It must not wait
+  // for a collective (comm/comm_promise.h says what it may wait for). Empty:
+  // the tensors are there.
   std::function<absl::Status()> ready;
 };
 
@@ -105,41 +107,45 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  // "shm", "gloo", ...; for messages. What depends on it asks capabilities.
+  // The backend's name for messages: "shm", "gloo", ... Code that depends on
+  // the backend checks capabilities().
   virtual absl::string_view backend() const = 0;
   virtual Capabilities capabilities() const;
 
-  // whole[r*S, (r+1)*S) = rank r's shard, for every r. `shard` is [S], `whole`
-  // is [W*S], both contiguous, same dtype and device. `shard` may be the own
-  // slice of `whole`. COLLECTIVE, ASYNC; each rank sends S elements to W-1.
+  // Sets whole[r*S, (r+1)*S) to rank r's shard, for every r. `shard` is [S],
+  // `whole` is [W*S], both contiguous, same dtype and device. `shard` may be
+  // the own slice of `whole`. COLLECTIVE, ASYNC; each rank sends S elements to
+  // W-1.
   CommFuture AllGather(at::Tensor shard, at::Tensor whole, CommTag tag);
 
-  // shard = sum over ranks, in rank order, of their whole[rank*S, (rank+1)*S).
-  // `whole` is [W*S] and is left as it was, unless `shard` is the own slice of
-  // it (allowed). Each element is then divided by `divisor`, and rounded again;
-  // that is each rank's own matter.
-  // COLLECTIVE, ASYNC; each rank sends (W-1)*S elements.
+  // Sets `shard` to the sum over ranks, in rank order, of their whole[rank*S,
+  // (rank+1)*S). `whole` is [W*S] and is left as it was, unless `shard` is this
+  // rank's slice of it (allowed). Each element is then divided by `divisor` and
+  // rounded again; ranks may have different divisors. COLLECTIVE, ASYNC; each
+  // rank sends (W-1)*S elements.
   CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard, CommTag tag,
                               double divisor = 1);
 
-  // tensor = sum over ranks in rank order, the same bits on every rank and as
-  // ReduceScatterSum gives. Contiguous, any numel. COLLECTIVE, ASYNC.
+  // Sets `tensor` to the sum over ranks in rank order, with the same bits on
+  // every rank and as ReduceScatterSum gives. Contiguous, any numel.
+  // COLLECTIVE, ASYNC.
   CommFuture AllReduceSum(at::Tensor tensor, CommTag tag);
 
-  // tensor = rank `root`'s tensor. Contiguous. COLLECTIVE, ASYNC.
+  // Sets `tensor` to rank `root`'s tensor. Contiguous. COLLECTIVE, ASYNC.
   CommFuture Broadcast(at::Tensor tensor, int root, CommTag tag);
 
-  // received[r*S, (r+1)*S) = rank r's sent[rank*S, (rank+1)*S), for every r.
-  // Both are [W*S], contiguous, of one dtype and device, and apart.
+  // Sets received[r*S, (r+1)*S) to rank r's sent[rank*S, (rank+1)*S), for every
+  // r. Both are [W*S], contiguous, of one dtype and device, and do not overlap.
   // COLLECTIVE, ASYNC; each rank sends S elements to each of W-1.
   CommFuture AllToAll(at::Tensor sent, at::Tensor received, CommTag tag);
 
-  // Rank `to` receives `sent`, and `received` is what rank `from` has sent; -1:
-  // nobody, and that tensor is not looked at. Both are contiguous, of one dtype
-  // and device and of one size, the same on all ranks, and apart. All ranks of
-  // the group call it, also those that give -1 twice; for two ranks alone make
-  // a group of them (Split). REQUIRES: who is sent something by a rank receives
-  // from that rank. COLLECTIVE, ASYNC; each rank sends S elements to one.
+  // Sends `sent` to rank `to`, and sets `received` to what rank `from` has
+  // sent; -1: nobody, and that tensor is not looked at. Both are contiguous, of
+  // one dtype, device and size, identical on all ranks, and do not overlap. All
+  // ranks of the group call it, also those that give -1 twice; for two ranks
+  // only, make a group of them (Split). REQUIRES: a rank that is sent something
+  // receives from that rank. COLLECTIVE, ASYNC; each rank sends S elements to
+  // one.
   CommFuture SendReceive(at::Tensor sent, int to, at::Tensor received, int from,
                          CommTag tag);
   // As SendReceive, where this rank only sends, or only receives.
@@ -150,48 +156,50 @@ class Communicator {
     return SendReceive(tensor, /*to=*/-1, tensor, from, std::move(tag));
   }
 
-  // The strings of all ranks, in rank order; lengths may differ. COLLECTIVE,
-  // blocking. For small control messages.
+  // Returns the strings of all ranks, in rank order; lengths may differ. For
+  // small control messages. COLLECTIVE, blocking.
   absl::StatusOr<std::vector<std::string>> AllGatherStrings(
       absl::string_view mine, CommTag tag);
 
-  // What the calls above come to: starts `call`, whose first part is set
+  // Carries out the calls above: starts `call`, whose first part is set
   // (comm/comm_call.h). COLLECTIVE, ASYNC.
   virtual CommFuture Start(CommCall call, CommTag tag) = 0;
 
-  // Tells the others, outside of any collective, that this rank has failed:
-  // those that then wait for kAnnounceGrace more in a collective that this rank
-  // has not come to (it is time to come to an agreement of all ranks) end their
-  // wait with Unavailable, "rank 2 failed: <status's message>", and their
-  // communicator is failed. LOCAL.
+  // Announces to the other ranks, outside of any collective, that this rank has
+  // failed. Ranks that wait for another kAnnounceGrace in a collective that
+  // this rank has not reached (which leaves it time to reach an agreement of
+  // all ranks) end their wait with Unavailable, "rank 2 failed: <status's
+  // message>", and their communicator is failed. LOCAL.
   virtual void Announce(const absl::Status& status) = 0;
-  // After Announce: waits until every rank has announced a failure (all have
-  // failed, so nobody waits in a collective). False if some have not within
+  // Waits, after Announce, until every rank has announced a failure, so that
+  // nobody waits in a collective. Returns false if some have not within
   // `timeout`. LOCAL.
   virtual bool AllAnnounced(absl::Duration timeout) = 0;
-  // Takes an announcement back (the failure was agreed on by all). LOCAL.
+  // Withdraws an announcement, once all ranks have agreed on the failure.
+  // LOCAL.
   virtual void ClearAnnouncement() = 0;
 
   // Returns the first (lowest rank's) error of all ranks' `mine`, with the rank
-  // in its message, or OK if all are OK. Where it returns, all ranks return the
-  // same. COLLECTIVE, blocking.
+  // in its message, or OK if all are OK. All ranks return the same. COLLECTIVE,
+  // blocking.
   absl::Status AgreeOk(const absl::Status& mine, absl::string_view where,
                        CallSite site = CallSite::Here());
-  // Checks that `mine`, which a person can read, is the same text on all ranks.
-  // Returns InvalidArgument, the same on all: "the <what> differs between rank
-  // 0 (...) and rank 2 (...)". COLLECTIVE, blocking.
+  // Checks that `mine`, which should be readable, is the same text on all
+  // ranks. Returns InvalidArgument, identical on all ranks: "the <what> differs
+  // between rank 0 (...) and rank 2 (...)". COLLECTIVE, blocking.
   absl::Status AgreeEqual(absl::string_view mine, absl::string_view what,
                           CallSite site = CallSite::Here());
   absl::Status Barrier(absl::string_view where,
                        CallSite site = CallSite::Here());
 
-  // The ranks that give the same `color` become a group, ranked as here; it has
-  // a backend of the same kind. `name` is for messages, which call ranks as
-  // those of the group that was split first ("gradient of unit a of group
-  // nodes 1.0: rank 3 has ended"). May be split again, and outlive this one.
+  // Makes a group of the ranks that give the same `color`, in the same order;
+  // it has a backend of the same kind. `name` is for messages, which number
+  // ranks as in the group that was split first ("gradient of unit a of group
+  // nodes 1.0: rank 3 has ended"). The new group may be split again, and
+  // outlive this one.
   //
-  // A group and what is split off it fail together: what a rank announces, it
-  // announces to all of them, and the first failure of any is that of all.
+  // A group and groups that are split off it fail together: a rank's
+  // announcements go to all of them, and the first failure of any fails all.
   //
   // COLLECTIVE over this group, blocking. REQUIRES: no collective of these
   // ranks is in flight. Returns the same error on all ranks: of the first rank
@@ -200,38 +208,38 @@ class Communicator {
   virtual absl::StatusOr<std::shared_ptr<Communicator>> Split(int color,
                                                               CommTag name);
 
-  // Memory of `bytes`, identical on all ranks, that all ranks of the group see.
-  // COLLECTIVE, blocking. Returns the same error on all ranks: Unimplemented
-  // where they do not share a host and its memory, Unavailable where the system
-  // refuses it or `bytes` differ.
+  // Makes memory of `bytes` (identical on all ranks) that all ranks of the
+  // group share. COLLECTIVE, blocking. Returns the same error on all ranks:
+  // Unimplemented where they do not share a host and its memory, Unavailable
+  // where the system refuses it or `bytes` differ.
   virtual absl::StatusOr<std::unique_ptr<SharedMemory>> ShareMemory(
       int64_t bytes, CommTag tag);
 
   // Connects the ranks with each other, so that each can read the others'
-  // shards when it likes, see comm/shard_server.h. The server keeps this group
+  // shards at any time, see comm/shard_server.h. The server keeps this group
   // alive; its pulls fail with the group, and the group with them. `tag` is for
   // messages. COLLECTIVE, blocking. Returns the same error on all ranks:
   // Unavailable if some cannot be connected; Unimplemented in a group of one.
   virtual absl::StatusOr<std::unique_ptr<ShardServer>> ServeShards(CommTag tag);
 
-  // A board of notes for the group's ranks, see comm/note_board.h; it may
+  // Makes a board of notes for the group's ranks, see comm/note_board.h; it may
   // outlive this. COLLECTIVE, blocking. Returns the same error on all ranks:
   // Unavailable, Unimplemented.
   virtual absl::StatusOr<std::unique_ptr<NoteBoard>> ShareNotes(CommTag tag);
 
   // ---- what the collectives cost; see docs/communication.md ----
 
-  // Tables by operation and by unit, and for whom this rank has waited: text
-  // for people. LOCAL.
+  // Returns tables by operation and by unit, and of the ranks that this rank
+  // has waited for, as text for people. LOCAL.
   virtual std::string Report() const { return ""; }
-  // By rank: how long this rank's collectives were blocked until the first
-  // message with that rank was through (gloo), or slept for that rank (shm),
-  // its own entry 0. Peers are waited for one after the other, so each moment
-  // is charged to one rank. Empty where the backend does not know (nccl).
-  // LOCAL.
+  // Returns, by rank, how long this rank's collectives were blocked until the
+  // first message with that rank was through (gloo), or slept for that rank
+  // (shm); its own entry is 0. Peers are waited for one after the other, so
+  // each moment is charged to one rank. Empty where the backend does not know
+  // (nccl). LOCAL.
   virtual std::vector<absl::Duration> WaitedFor() const { return {}; }
-  // By rank: how long all the others together have waited for it (the sum of
-  // their WaitedFor). The slow rank is the one with much more than the others.
+  // Returns, by rank, how long all other ranks together have waited for it (the
+  // sum of their WaitedFor): a slow rank has much more than the others.
   // COLLECTIVE, blocking.
   absl::StatusOr<std::vector<absl::Duration>> WaitedForByAll(
       CallSite site = CallSite::Here());

@@ -1,9 +1,9 @@
-// FakeCommunicator: the communicator of a test. It keeps what was called, in
-// order, with words that a test may put between, and lets the test look at each
-// call before it goes on, or end it.
+// FakeCommunicator: a communicator for tests. It records calls in order, with
+// notes that a test may put between them, and lets the test look at each call
+// before it proceeds, or end it.
 //
-// One rank of W, alone: what other ranks would send is zeros, and their texts
-// are this rank's own. Or it looks on at another communicator.
+// It is one rank of W without the others, which send zeros and this rank's own
+// texts; or it wraps another communicator.
 #ifndef COMM_FAKE_COMMUNICATOR_H_
 #define COMM_FAKE_COMMUNICATOR_H_
 
@@ -35,7 +35,7 @@ class FakeCommunicator : public Communicator {
     int ranks = 1;      // that take part
     int64_t bytes = 0;  // of the whole tensor; not of exchanges
 
-    // By this rank, where each piece goes around from rank to rank.
+    // Returns the bytes that this rank sends in a ring algorithm.
     int64_t sent_bytes() const {
       return bytes / ranks * (ranks - 1) * (operation == "all-reduce" ? 2 : 1);
     }
@@ -46,16 +46,17 @@ class FakeCommunicator : public Communicator {
   explicit FakeCommunicator(std::shared_ptr<Communicator> inner)
       : FakeCommunicator(std::move(inner), "", std::make_shared<Calls>()) {}
 
-  // Asked before each collective, on its caller's thread; an error ends it.
+  // Called before each collective, on its caller's thread; an error ends it.
   std::function<absl::Status(const CommCall& call)> before;
-  // Where this rank is alone: the texts of all ranks, by this one's.
+  // Makes the texts of all ranks from this one's, where there is no other
+  // communicator.
   std::function<std::vector<std::string>(const std::string& mine)> texts;
-  // What was announced, as Status::ToString.
+  // The announcements, as Status::ToString.
   std::vector<std::string> announced;
 
-  // Puts a word of the test's behind what was called so far.
+  // Adds a note of the test after the calls so far.
   void Note(std::string word) { Add("", std::move(word)); }
-  // What was called since the last time.
+  // Returns the calls since the last time.
   std::vector<Call> Take() {
     absl::MutexLock lock(&calls_->mutex);
     return std::exchange(calls_->list, {});

@@ -1,4 +1,4 @@
-// What to look for where ranks are in different collectives. No torch.
+// Suggests what to look for where ranks are in different collectives. No torch.
 #ifndef COMM_MISMATCH_HINT_H_
 #define COMM_MISMATCH_HINT_H_
 
@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-// "; all ranks must ...", by the names of what two ranks are in. Ranks that
-// have not as many batches differ within training steps; any other difference
-// comes of a call that one rank makes and another does not.
+// Returns "; all ranks must ...", by the names of what two ranks are in. Ranks
+// with different numbers of batches differ within training steps; any other
+// difference comes from a call that one rank makes and another does not.
 std::string MismatchHint(absl::string_view one, absl::string_view other);
 
 }  // namespace tessera

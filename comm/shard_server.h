@@ -1,17 +1,17 @@
-// ShardServer: ranks read each other's shards when they need them. Unlike an
-// all-gather it is no collective: the threads that compute on the other ranks
-// take no part, so they may be anywhere, or wait for something else.
+// ShardServer: lets ranks read each other's shards when they need them. Unlike
+// an all-gather a read is not a collective: the computing threads of the other
+// ranks take no part, so they may be anywhere, or wait for something else.
 //
 //   owner    SetVersion(4) ... writes its shards ... SetVersion(5)
 //   reader          Pull(key, 5, whole) ---- waits ----> whole
 //                      |                                  ^
 //                      '--> io thread of each other rank -'
 //
-// A version is a count that all ranks keep (of steps, say). What is read
-// has exactly the version that was asked for. The rule for who writes: from
-// SetVersion(v) until all pulls of version v have ended, on all ranks, what is
-// offered stays as it is. That they have, the owner must know from elsewhere (a
-// barrier, say; a rank that asks for v + 1 has no pull of v left).
+// A version is a count that all ranks keep (of steps, for example). A read gets
+// exactly the version that it asks for. Owners must not change what they offer
+// from SetVersion(v) until all pulls of version v have ended, on all ranks. The
+// owner must learn of that from elsewhere (for example from a barrier; a rank
+// that asks for v + 1 has no pull of v left).
 //
 // Made by Communicator::ServeShards.
 //
@@ -21,10 +21,11 @@
 //   InvalidArgument   an owner's shard has another size than this rank expects
 //   Internal          an owner is past the version
 //   Cancelled         the server was destroyed here; this one fails no group
-// As after a collective the group is failed then, here and soon on all ranks;
-// and its first failure ends all pulls. A failed rank goes on serving others.
+// As with a collective, the group is failed then, here and soon on all ranks,
+// and its first failure ends all pulls. A failed rank continues to serve
+// others.
 //
-// Threads: all calls but the destructor may come from any thread. One thread
+// Threads: all calls except the destructor may come from any thread. One thread
 // for each server ("tessera-shards") moves all bytes.
 #ifndef COMM_SHARD_SERVER_H_
 #define COMM_SHARD_SERVER_H_
@@ -42,30 +43,30 @@ class ShardServer {
   // that wait for this rank with Unavailable. LOCAL.
   virtual ~ShardServer() = default;
 
-  // What others may read as `key`, which means the same on all ranks; in the
-  // place of what was offered as that before. Any dtype and device; its memory
-  // must stay valid while this lives. LOCAL. REQUIRES: contiguous.
+  // Offers `shard` for others to read as `key`, which means the same on all
+  // ranks; it replaces an earlier offer. Any dtype and device; its memory must
+  // stay valid while this lives. LOCAL. REQUIRES: contiguous.
   virtual void Offer(int64_t key, at::Tensor shard) = 0;
 
-  // All that is offered here holds `version` now; -1 before the first call,
-  // when nothing may be read. Requests that came too early are answered. LOCAL;
-  // waits for the caller's stream where something offered is on a device.
-  // REQUIRES: not less than before.
+  // Declares that all that is offered here has `version` now; it is -1 before
+  // the first call, when nothing may be read. Requests that came too early are
+  // answered. LOCAL; waits for the caller's stream where something offered is
+  // on a device. REQUIRES: not less than before.
   virtual void SetVersion(int64_t version) = 0;
 
-  // whole[p*S, (p+1)*S) = rank p's shard `key` at `version`, for every p; S is
-  // whole.numel() / W. Waits where `key` is not offered yet, or `version` not
-  // reached. LOCAL, ASYNC; receives S elements from each of W-1 ranks. `whole`
-  // is contiguous, and its own slice may be what is offered here.
+  // Sets whole[p*S, (p+1)*S) to rank p's shard `key` at `version`, for every p;
+  // S is whole.numel() / W. Waits where `key` is not offered yet, or `version`
+  // not reached. LOCAL, ASYNC; receives S elements from each of W-1 ranks.
+  // `whole` is contiguous, and its own slice may be what is offered here.
   // InvalidArgument, which fails no group, if that is not so or `version` is
   // negative.
   virtual CommFuture Pull(int64_t key, int64_t version, at::Tensor whole,
                           CommTag tag) = 0;
 
-  // This rank pulls no more: what is under way here ends with Cancelled. It
-  // goes on serving; the future ends when nobody can ask any more, since all
-  // others have retired, were destroyed or ended, or when the group has failed.
-  // LOCAL, ASYNC. Call it once.
+  // Ends this rank's pulls: those under way end with Cancelled. It continues to
+  // serve; the future ends when nobody can ask any more, since all other
+  // servers have retired, were destroyed or ended, or when the group has
+  // failed. LOCAL, ASYNC. Call it once.
   virtual CommFuture Retire() = 0;
 };
 

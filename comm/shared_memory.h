@@ -1,6 +1,6 @@
-// SharedMemory: one piece of memory that all ranks of a host see, which each of
-// them maps twice: to read, and to write. It has no name, and is gone when the
-// last of them has let go of it, however that came to be.
+// SharedMemory: one piece of memory that all ranks of a host share. Each of
+// them maps it twice: to read, and to write. It has no name, and is freed with
+// the last process that maps it, however that ends.
 //
 // Made by Communicator::ShareMemory. Zeros at first; a page takes room when it
 // is first written (where memory is accounted strictly, from the start).

@@ -27,15 +27,16 @@
 
 namespace tessera {
 
-// Who is told of a transport's waits.
+// WaitListener: callbacks for a transport's waits.
 struct WaitListener {
   std::vector<int> names;  // by rank: what it is called in messages
-  // The message of `peer` is waited for now; -1: nobody's.
+  // Called when the transport begins to wait for a message of `peer`; -1: it
+  // waits for nobody.
   std::function<void(int peer)> awaited;
-  // The collective under way was blocked for so long until something of `peer`
-  // came for the first time.
+  // Called with how long the collective under way was blocked until something
+  // of `peer` first arrived.
   std::function<void(int peer, absl::Duration)> waited;
-  // Unavailable if the process of `peer` has ended, or has left.
+  // Returns Unavailable if the process of `peer` has ended, or has left.
   std::function<absl::Status(int peer)> end_of;
 };
 
@@ -45,28 +46,29 @@ class Transport {
 
   virtual absl::string_view name() const = 0;  // "shm", "gloo", ...
   virtual Capabilities capabilities() const = 0;
-  // Before the first Run, and again where another communicator takes over.
+  // Sets the listener, before the first Run, and again where another
+  // communicator takes over.
   virtual void Listen(WaitListener /*listener*/) {}
 
-  // Blocks until the result may be read by any thread; of tensors of a device,
-  // by what their current stream does next. Sums are divided by call.divisor
-  // with the bits of DivideBy (base/torch/divide.h). An error makes the group
-  // failed; FailedPrecondition means that ranks are in different collectives.
-  // COLLECTIVE.
+  // Runs a call; blocks until the result may be read by any thread, or with
+  // tensors of a device by the later work of their current stream. Sums are
+  // divided by call.divisor with the bits of DivideBy (base/torch/divide.h). An
+  // error makes the group failed; FailedPrecondition means that ranks are in
+  // different collectives. COLLECTIVE.
   virtual absl::Status Run(const CommCall& call) = 0;
-  // Makes the wait under way return soon, and those to come. Any thread.
+  // Makes the current wait, and later ones, return soon. Any thread.
   virtual void Abort() {}
 
   // ---- of those that give collectives to a device
 
-  // Once after each Run, whatever it returned. Null if nothing was given to the
-  // device; else what blocks until that is done, and says how it ended, on
-  // another thread.
+  // Called once after each Run, whatever it returned. Returns null if nothing
+  // was given to the device; else a function that blocks, on another thread,
+  // until that is done and returns how it ended.
   virtual std::function<absl::Status()> TakeDeviceEnd() { return nullptr; }
-  // What the device was given failed, or did not end; the group has failed.
+  // Called when the device's work failed, or did not end; the group has failed.
   virtual void AbandonDevice(const absl::Status& /*why*/) {}
 
-  // As Communicator::ShareMemory, for `group`, which runs over this.
+  // Carries out Communicator::ShareMemory for `group`, which runs over this.
   virtual absl::StatusOr<std::unique_ptr<SharedMemory>> ShareMemory(
       Communicator* group, int64_t bytes, const CommTag& tag) {
     return group->Communicator::ShareMemory(bytes, tag);

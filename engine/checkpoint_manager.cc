@@ -270,7 +270,7 @@ bool CheckpointManager::IsSaved() {
 
 SaveOptions CheckpointManager::OptionsOf(const std::string& name, bool wait) {
   SaveOptions options;
-  // Who waits needs no copies.
+  // A save that is waited for needs no copies.
   options.async = wait ? std::optional<bool>(false) : options_.async;
   options.node_local = options_.node_local;
   // Where none takes another's place: what is there of this step was saved

@@ -72,7 +72,7 @@ FlatSizes SizesOf(const Settings& settings, const ParameterGroups& groups,
       !flats.empty() && flats[0].parameters[0].tensor.device().is_cpu();
   const TierChoice choice = ChooseTiers(
       settings.offload, flats, settings.shard_group_size, on_cpu, &options);
-  // Those of a device's states are the host's.
+  // Buffers for a device's states are on the host.
   if (choice.any() && on_cpu) {
     sizes.stream_bytes = StreamBytes(choice.stream) + choice.early_bytes;
   }

@@ -38,7 +38,7 @@ std::shared_ptr<const UpdateStream::Fetch> UpdateStream::StartFetch(
     in_memory = std::min(in_memory, buffer.slice.begin);
     TakeSlice(buffer, fetch.get());
   }
-  // Those before have been written, or else failed_ says so.
+  // Earlier slices have been written, or else failed_ says so.
   const size_t i = fetch->state_;
   if (in_memory > 0) {
     fetch->read_ =

@@ -40,7 +40,7 @@ void UpdateStream::Run() {
   }
 }
 
-// That there is something to be done, or an end.
+// Whether there is something to do, or the stream ends.
 bool UpdateStream::HasWork() const {
   return stopping_ || forget_ || !queue_.empty() || MayForesee() ||
          (reading_ != nullptr && HasRoom());

@@ -27,8 +27,8 @@ bool AnyOnDisk(const FlatParameter& flat, const FlatGradient& gradient) {
                      [](const TieredBuffer* b) { return b->on_disk(); });
 }
 
-// Who gathers from the disk takes what is not there yet from the stream
-// (UpdateStream::StartFetch), and is told what became of the rest.
+// A gather from the disk takes what is not there yet from the stream
+// (UpdateStream::StartFetch), and learns the result of the rest.
 CommFuture UpdatedOf(const FlatParameter& flat,
                      const UpdateStream::Pushed& pushed) {
   return flat.states().At(ShardStates::kWorking).on_disk() ? pushed.written

@@ -1,5 +1,5 @@
 // Handshake: how a rank finds another process of its job that listens, and how
-// each of them proves to the other that it is of this job.
+// both prove to each other that they belong to the job.
 //
 //   who listens    Listen() ---- where, through the store or a collective ---.
 //                                                                            v
@@ -9,14 +9,14 @@
 //                  <--- 'k'
 //                  'k' --->
 //
-// The key comes from the job's secret (comm/connect/job_secret.h) and what
-// the one that listens has told its ranks. It is never sent, and a conversation
-// that somebody has listened to is of no use in another. What follows is
+// The key comes from the job's secret (comm/connect/job_secret.h) and what the
+// listening process has told its ranks. It is never sent, and a conversation
+// that somebody has overheard cannot be replayed. What follows the handshake is
 // neither encrypted nor signed.
 //
-// Who connects gives up after some seconds; the one that listens, if it was
-// busy meanwhile, finds a hello that nobody stands behind any more. So a rank
-// is there only once it has taken the last answer, and said so.
+// A connecting process gives up after some seconds; the listening one, if it
+// was busy meanwhile, may find the hello of a process that has given up. So a
+// rank counts as connected only once it has acknowledged the last answer.
 //
 // Integers are little-endian. Threads: all calls may come from any thread.
 #ifndef COMM_CONNECT_HANDSHAKE_H_
@@ -35,57 +35,59 @@
 
 namespace tessera {
 
-// Where this rank listens. `fd` is the caller's; -1 if it cannot listen.
+// Listener: where this rank listens. The caller owns `fd`; -1 if it cannot
+// listen.
 struct Listener {
   int fd = -1;
   std::string token;  // for JobKey; "" if it cannot listen
-  // For those that shall connect, in one line; "" if it cannot listen.
+  // The address for ranks that connect, in one line; "" if it cannot listen.
   std::string where;
 };
 
-// Listens on the loopback, or wherever this host is reached. `network`: hosts
-// with equal ones reach each other over the loopback; without spaces. LOCAL.
+// Listens on the loopback, or on all interfaces. `network`: processes with
+// equal ones reach each other over the loopback; without spaces. LOCAL.
 Listener Listen(bool loopback, int backlog, const std::string& network);
 
-// What `Listener::where` says.
+// The parsed Listener::where.
 struct Endpoint {
   std::string token;  // "" if that rank cannot listen
   std::string port;
   std::vector<std::string> addresses;  // to be tried in this order
 };
 
-// For a rank in `network`, see Listen.
+// Parses Listener::where for a rank in `network`, see Listen.
 Endpoint ParseEndpoint(const std::string& where, const std::string& network);
 
-// A connected, non-blocking socket whose other end has let `rank` in, or -1.
-// The key is JobKey(purpose, endpoint.token). Takes 5 seconds at most for each
-// address that takes connections, and 6 for all others.
+// Returns a connected, non-blocking socket whose other end has let `rank` in,
+// or -1. The key is JobKey(purpose, endpoint.token). Takes at most 5 seconds
+// for each address that accepts connections, and 6 for all others.
 int ConnectAs(int rank, const Endpoint& endpoint, absl::string_view purpose);
 
-// For who connects: over `fd`, connected. Returns
+// Carries out the connecting side's handshake over `fd`, which is connected.
+// Returns
 //   PermissionDenied  the other end does not know the key
 //   Unavailable       it has closed the connection
 //   DeadlineExceeded  it says nothing
 absl::Status Introduce(int fd, absl::string_view key, int rank,
                        Deadline deadline);
 
-// For who listens: one connection's way through the handshake. Pure.
+// Greeting: the listening side's handshake for one connection. Pure.
 class Greeting {
  public:
   // `key` outlives this. Lets in ranks 0 to `world_size` - 1 except `own`.
   Greeting(absl::string_view key, int own, int world_size)
       : key_(key), own_(own), world_size_(world_size) {}
 
-  // How many bytes come next; 0 once it is through. What follows is not the
-  // handshake's.
+  // Returns how many bytes come next; 0 once the handshake is complete. Later
+  // bytes do not belong to it.
   size_t wanted() const;
-  // Takes some of them, `wanted` at most, and adds what is to be sent to
-  // `*answer`. False: it is to be turned away.
+  // Takes some of them, `wanted` at most, and adds what must be sent to
+  // `*answer`. False: the connection must be refused.
   bool Take(absl::string_view bytes, std::string* answer);
 
-  // It has proved that it knows the key.
+  // Whether it has proved that it knows the key.
   bool proven() const { return stage_ == kProven || stage_ == kThere; }
-  // It is there, as `rank`.
+  // Whether it is connected, as `rank`.
   bool there() const { return stage_ == kThere; }
   int rank() const { return rank_; }
 

@@ -1,4 +1,4 @@
-// The job's secret: what its ranks know and strangers do not. No torch.
+// The job's secret, which its ranks know and strangers do not. No torch.
 //
 // The launcher of --world makes one for each job. Whoever starts ranks by hand,
 // or by another launcher, may give all of them the same, of 16 characters at
@@ -22,21 +22,21 @@ namespace tessera {
 inline constexpr char kJobSecretVariable[] = "TESSERA_JOB_SECRET";
 inline constexpr char kJobSecretFileVariable[] = "TESSERA_JOB_SECRET_FILE";
 
-// 64 hex digits that nobody can guess.
+// Makes a secret: 64 hex digits that nobody can guess.
 std::string NewJobSecret();
 
-// What the environment says; "" if it says nothing. Returns
+// Returns the environment's secret; "" if there is none. Errors:
 //   InvalidArgument   both variables are set, or the secret is too short
 //   Unavailable       the file cannot be read
 //   PermissionDenied  the file is another user's, or open to other users
 absl::StatusOr<std::string> FindJobSecret();
 
-// The secret of this process's job. To be set before ranks meet. LOCAL.
+// Sets the secret of this process's job; call it before ranks meet. LOCAL.
 void SetJobSecret(std::string secret);
 bool HasJobSecret();
 
-// A key that those know who know the job's secret and `words`. Other purposes
-// have other keys. LOCAL.
+// Returns a key that only processes can compute that know the job's secret and
+// `words`. Each purpose has its own key. LOCAL.
 std::string JobKey(absl::string_view purpose, absl::string_view words);
 // As JobKey, for a job of which this process is not a rank.
 std::string KeyOfSecret(absl::string_view secret, absl::string_view purpose,

@@ -1,4 +1,4 @@
-// Random bytes, and hashes that only those can compute who have the key
+// Makes random bytes, and hashes that only holders of the key can compute
 // (BLAKE2b, by libsodium). No torch.
 //
 // Threads: all calls may come from any thread.
@@ -15,18 +15,18 @@ namespace tessera {
 
 inline constexpr size_t kHashBytes = 32;
 
-// From the system; nobody can guess them.
+// Returns bytes from the system's generator, which nobody can guess.
 std::string RandomBytes(size_t count);
-// 32 hex digits, of as many random bytes as 16.
+// Returns 32 hex digits of 16 random bytes.
 std::string RandomToken();
 
-// kHashBytes. The parts are told apart: "a", "bc" is not "ab", "c". A key may
-// have any length; an empty one is no secret.
+// Returns a hash of kHashBytes. The borders of the parts count: "a", "bc" is
+// not "ab", "c". A key may have any length; an empty one is no secret.
 std::string KeyedHash(absl::string_view key,
                       std::initializer_list<absl::string_view> parts);
 
-// Takes as long for texts of equal length, whatever they are: else the time
-// that a wrong one takes would tell how many of its first bytes are right.
+// Compares hashes in a time that depends only on their length: otherwise the
+// time would reveal how many of the first bytes are right.
 bool SameHash(absl::string_view a, absl::string_view b);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Whose process is at the other end of a connection within this host. No torch.
+// Finds the user at the other end of a connection within this host. No torch.
 #ifndef COMM_CONNECT_PEER_USER_H_
 #define COMM_CONNECT_PEER_USER_H_
 
@@ -8,13 +8,14 @@
 
 namespace tessera {
 
-// The user at the other end of `fd`, a TCP socket that is connected within this
-// network namespace; nullopt for other sockets, for an end that nobody has any
-// more, or yet, and where the kernel does not tell (NETLINK_SOCK_DIAG). LOCAL,
-// microseconds.
+// Returns the user at the other end of `fd`, a TCP socket that is connected
+// within this network namespace; nullopt for other sockets, for an end that no
+// process has any more, or yet, and where the kernel does not say
+// (NETLINK_SOCK_DIAG). LOCAL, microseconds.
 std::optional<uid_t> PeerUser(int fd);
 
-// It is another one than this process's. False where that cannot be told.
+// Returns whether it is another user than this process's. False where that is
+// not known.
 bool OfAnotherUser(int fd);
 
 }  // namespace tessera

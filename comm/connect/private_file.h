@@ -1,4 +1,4 @@
-// Files that nobody but this process's user has anything to do with. No torch.
+// Checks that a file is private to this process's user. No torch.
 #ifndef COMM_CONNECT_PRIVATE_FILE_H_
 #define COMM_CONNECT_PRIVATE_FILE_H_
 
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// Why others may have something to do with a file, or "".
+// Returns why other users may have access to a file, or "".
 std::string WhyNotPrivate(const struct stat& file);
 
 }  // namespace tessera

@@ -1,11 +1,11 @@
 // Reception: takes the connections that come to a listening socket, and lets in
 // those of this job's ranks (comm/connect/handshake.h).
 //
-// Strangers cost little: in a job without a secret, of this host's users only
-// this process's own is answered; who does not prove in time that it is of the
-// job is closed, and so is the oldest of too many. Who has proved it is never
-// closed: it may have taken the last answer, and would think that this process
-// has ended.
+// Strangers cost little: in a job without a secret, among this host's users
+// only this process's own is answered; a connection that does not prove in time
+// that it belongs to the job is closed, and so is the oldest of too many. One
+// that has proved it is never closed: it may have received the last answer, and
+// would think that this process has ended.
 //
 //   std::vector<pollfd> fds = {...};
 //   const size_t begin = fds.size();
@@ -45,21 +45,23 @@ class Reception {
     Clock clock = MonotonicNow;
   };
 
-  // `listen_fd`: of OpenListener; the caller's.
+  // `listen_fd` is OpenListener's and stays the caller's.
   Reception(int listen_fd, Options options);
   // Closes the connections that are not let in yet.
   ~Reception();
   Reception(const Reception&) = delete;
   Reception& operator=(const Reception&) = delete;
 
-  // What is to be polled until the next Look, and for how long at most (-1: for
-  // ever).
+  // Add what must be polled until the next Look, and return for how long at
+  // most (-1: for ever).
   void AddTo(std::vector<pollfd>* fds) const;
   int timeout_ms() const;
-  // `fds`: what AddTo added, polled. LOCAL, does not block.
+  // Handles `fds`, which AddTo added and the caller has polled; returns new
+  // guests. LOCAL, does not block.
   std::vector<Guest> Look(const pollfd* fds);
 
-  // A connection waits, and there was no descriptor for it at the last look.
+  // Whether a connection waits for which there was no descriptor at the last
+  // look.
   bool starved() const { return starved_; }
 
  private:
@@ -74,7 +76,7 @@ class Reception {
     Greeting greeting;
   };
 
-  // False once the visitor is to be turned away.
+  // Returns false once the visitor must be refused.
   bool Read(Visitor* visitor);
   void Accept();
   // Closes the oldest stranger; false if there is none of at least this age.

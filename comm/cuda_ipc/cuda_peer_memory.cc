@@ -115,8 +115,8 @@ bool Freed(Parts* parts) {
 
 ABSL_CONST_INIT absl::Mutex g_mutex(absl::kConstInit);
 
-// Those that are no longer used here. Never destroyed: at the end of a process
-// CUDA may be gone before.
+// Parts that are no longer used here. Never destroyed: at the end of a process
+// CUDA may be gone already.
 std::list<Parts>& Retired() ABSL_EXCLUSIVE_LOCKS_REQUIRED(g_mutex) {
   static auto* const retired = new std::list<Parts>;
   return *retired;

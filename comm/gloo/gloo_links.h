@@ -45,12 +45,13 @@ class GlooLinks {
     std::vector<int> names;
   };
 
-  // Connects all ranks with all, has them prove that they are of this job
-  // (gloo_peers.h), and lets nobody in any more. On several hosts it listens at
-  // the interface that GLOO_SOCKET_IFNAME names, or at options.address, or
-  // where this host's name leads. COLLECTIVE, blocking. Returns Unavailable if
-  // the network or the store fails, PermissionDenied if somebody else has
-  // connected, InvalidArgument if the variable's value is no such interface.
+  // Connects all ranks with all, has them prove that they belong to this job
+  // (gloo_peers.h), and then accepts no more connections. On several hosts it
+  // listens at the interface that GLOO_SOCKET_IFNAME names, or at
+  // options.address, or at the address of this host's name. COLLECTIVE,
+  // blocking. Returns Unavailable if the network or the store fails,
+  // PermissionDenied if somebody else has connected, InvalidArgument if the
+  // variable's value is no such interface.
   static absl::StatusOr<std::shared_ptr<GlooLinks>> Connect(
       c10::intrusive_ptr<c10d::Store> store, const Options& options);
 
@@ -66,15 +67,15 @@ class GlooLinks {
   absl::Status Wait(Message& message);
 
   static int PeerOf(const Message& message);
-  // What `rank` of the group is called in messages.
+  // Returns the number of `rank` in messages.
   int NameOf(int rank) const { return names_.empty() ? rank : names_[rank]; }
 
-  // Makes every Wait under way and to come return. LOCAL.
+  // Makes every current and later Wait return. LOCAL.
   void Abort();
 
-  // After a failure messages may still be written by Gloo's own thread, and
-  // closing the group could block: so keeps `transport`, its messages and
-  // `memory` (what the messages point into) until the process ends.
+  // Keeps `transport`, its messages and `memory` (which the messages point
+  // into) until the process ends: after a failure Gloo's own thread may still
+  // write messages, and closing the group could block.
   static void Abandon(std::shared_ptr<GlooLinks> transport,
                       std::shared_ptr<void> memory);
 

@@ -1,6 +1,6 @@
-// GlooMessages: what the transports that send over Gloo share. The messages
-// of one collective at a time, and waiting for them so that the monitor and the
-// log know for whom.
+// GlooMessages: what transports over Gloo share: the messages of one collective
+// at a time, and waits for them that the monitor and the log can attribute to
+// ranks.
 //
 // Threads: one at a time.
 #ifndef COMM_GLOO_GLOO_MESSAGES_H_
@@ -28,17 +28,17 @@ class GlooMessages {
 
   GlooMessages(std::shared_ptr<GlooLinks> links, int rank, int world_size);
 
-  // Before the first Run.
+  // Sets the listener, before the first Run.
   void Listen(WaitListener listener) { listener_ = std::move(listener); }
 
   // Runs a collective whose messages point into `memory` and what Keep was
   // given. After an error nothing more can be sent: see GlooLinks::Abandon.
   absl::Status Run(std::vector<at::Tensor> memory,
                    const std::function<absl::Status()>& collective);
-  // Keeps `memory` until the collective has ended well.
+  // Keeps `memory` until the collective has succeeded.
   void Keep(std::shared_ptr<void> memory);
 
-  // As of GlooLinks.
+  // Carry out GlooLinks' calls of the same names.
   Message Send(at::Tensor t, int peer, uint32_t tag) {
     return links_->Send(std::move(t), peer, tag);
   }
@@ -47,9 +47,9 @@ class GlooMessages {
   }
   absl::Status WaitAll(const std::vector<Message>& messages);
 
-  // Each part to its rank, and from it.
+  // Sends each part to its rank, and receives that rank's.
   absl::Status MoveParts(uint32_t tag, const MovedParts& parts);
-  // The own slice of an all-gather, unless it is there.
+  // Copies this rank's slice of an all-gather, unless it is there already.
   void PutOwn(const at::Tensor& shard, const at::Tensor& whole) const;
 
   // ---- among `ranks`, of which this is one; the k-th has slice, or text, k

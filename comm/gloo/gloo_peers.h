@@ -1,4 +1,4 @@
-// Whether those that Gloo has connected with are the ranks of this job.
+// Checks that the peers that Gloo has connected with are the ranks of this job.
 //
 // Gloo believes whoever connects first and names a number that it awaits. So
 // before any data each rank proves to each other one, over Gloo itself, that it

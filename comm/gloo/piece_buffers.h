@@ -1,4 +1,4 @@
-// PieceBuffers: memory for what is on its way between ranks.
+// PieceBuffers: memory for pieces that are sent between ranks.
 #ifndef COMM_GLOO_PIECE_BUFFERS_H_
 #define COMM_GLOO_PIECE_BUFFERS_H_
 
@@ -12,12 +12,13 @@
 
 namespace tessera {
 
-// Buffers of one size, kept when their tensors are gone. Threads: one.
+// A pool of buffers of one size, which are reused when their tensors are gone.
+// Threads: one.
 class PieceBuffers {
  public:
-  // `bytes`, at most `piece_bytes`, of any values, as a tensor of bytes that
-  // holds its buffer. Buffers grow to the largest piece_bytes that was asked
-  // for. ResourceExhausted.
+  // Returns `bytes`, at most `piece_bytes`, of uninitialized memory, as a
+  // tensor of bytes that owns its buffer. Buffers grow to the largest
+  // piece_bytes so far. ResourceExhausted.
   absl::StatusOr<at::Tensor> Take(int64_t bytes, int64_t piece_bytes);
 
  private:

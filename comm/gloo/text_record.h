@@ -17,13 +17,14 @@ class TextRecord {
  public:
   static constexpr int64_t kInlineBytes = 248;
   static constexpr int64_t kBytes = 8 + kInlineBytes;
-  // Control messages are small. A length beyond this is none.
+  // Control messages are small: a greater length is invalid.
   static constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 
-  // Writes that of `text` to kBytes of memory; the rest of them stays as it is.
+  // Writes the record of `text` to kBytes of memory; unused bytes stay as they
+  // are.
   static void Write(absl::string_view text, char* record);
-  // Sets `text` to what a record has of it, and returns the length of all of
-  // it, which is more where the rest has to be received. Internal if that is no
+  // Sets `text` to the part in the record, and returns the whole length, which
+  // is greater where the rest has to be received. Internal if it is not a valid
   // length.
   static absl::StatusOr<int64_t> Read(const char* record, std::string* text);
 };

@@ -1,6 +1,6 @@
-// OnCommStream: a collective's place in the work of a device's streams. While
-// it lives this thread's communication stream of the device is the current one,
-// and comes after what the collective has to wait for. Nothing for the CPU.
+// OnCommStream: orders a collective among a device's streams. While it lives,
+// this thread's communication stream of the device is the current one, ordered
+// after what the collective has to wait for. It does nothing for the CPU.
 //
 //   OnCommStream scope(device, after);
 //   ... the collective ...

@@ -34,7 +34,7 @@
 
 namespace tessera {
 
-// What the recorder is told of a collective on `tensor`, the whole one.
+// Makes the record of a collective on `tensor`, the whole one.
 CollectiveRecord RecordOf(CollectiveOp op, const at::Tensor& tensor);
 
 class GroupCommunicator;
@@ -46,7 +46,7 @@ struct Subgroup {
   GroupOptions options;
 };
 
-// What a group makes others of. Functions, so that a group need not know of
+// Functions that make further groups and servers, so that a group need not know
 // backends and servers; all COLLECTIVE, blocking.
 struct GroupMakers {
   // For Communicator::Split; a group without it cannot be split.
@@ -100,7 +100,7 @@ class GroupCommunicator
   std::string Report() const final { return log_->ToText(backend()); }
   std::vector<absl::Duration> WaitedFor() const final { return log_->waits(); }
 
-  // The first failure, of any of those that fail together; OK while there was
+  // Returns the first failure of all groups that fail together; OK if there was
   // none. LOCAL.
   absl::Status failure() const { return failure_->Get(); }
   // The last collectives of this rank, and what all of them cost.
@@ -112,10 +112,10 @@ class GroupCommunicator
   const GroupOptions& options() const { return options_; }
   const std::shared_ptr<FailureDomain>& domain() const { return domain_; }
   const std::shared_ptr<Transport>& transport() const { return transport_; }
-  // For what is no collective, but is recorded and counted with them.
+  // For work that is not a collective, but is recorded and counted with them.
   FlightRecorder* records() { return &recorder_; }
   CommLog* costs() { return log_.get(); }
-  // Counts on from where `other` is, as a group of the same ranks and name.
+  // Continues the count of `other`, a group of the same ranks and name.
   void CountOnFrom(const GroupCommunicator& other) {
     sequence_ = other.sequence_.load();
   }
@@ -126,10 +126,11 @@ class GroupCommunicator
                     std::shared_ptr<Transport> transport);
 
  private:
-  // A recorded collective, from its turn to its end.
+  // Runs a recorded collective, from its turn to its end.
   absl::Status RunCall(CollectiveRecord record, CommCall* call,
                        const std::function<absl::Status()>& body);
-  // By the transport, through a copy in host memory where it wants that.
+  // Runs a call by the transport, through a copy in host memory where it needs
+  // one.
   absl::Status RunWatched(const CommCall& call);
   // Runs `body` under `monitor`. Returns OK if it does, otherwise the best
   // reason known.
@@ -138,13 +139,13 @@ class GroupCommunicator
   // A rank that failed is soon in another collective than the others: what it
   // announces says more than that.
   absl::Status WithTheCause(const absl::Status& mismatch);
-  // Has the end of what a device was given watched, and then noted.
+  // Starts to watch the end of a device's work, which is then recorded.
   absl::Status WatchDevice(const CollectiveRecord& record,
                            std::function<absl::Status()> end);
   absl::Status AwaitDevice(const CommCall& call,
                            const std::function<absl::Status()>& end);
   void FailOnDevice(const absl::Status& why);
-  // The collective has ended.
+  // Records the end of a collective.
   absl::Status Note(CollectiveRecord record, absl::Status status);
   WaitListener MakeListener() const;
   // This rank's subgroup, by the colors of all ranks.

@@ -1,4 +1,4 @@
-// The communicator of a group of one: copies, and no network.
+// Makes the communicator of a group of one, which copies and uses no network.
 #ifndef COMM_GROUP_SELF_COMMUNICATOR_H_
 #define COMM_GROUP_SELF_COMMUNICATOR_H_
 
@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// Its collectives cannot fail, unless its domain has. Of `options` only the
-// name and the domain count. LOCAL.
+// Its collectives cannot fail, unless its domain has. Only name and domain of
+// `options` count. LOCAL.
 std::shared_ptr<Communicator> MakeSelfCommunicator(
     const GroupOptions& options = {});
 

@@ -1,5 +1,5 @@
-// How many threads a rank may use: its share of the processors of its host. No
-// torch.
+// Computes how many threads a rank may use: its share of the processors of its
+// host. No torch.
 //
 // A launcher may bind each rank to processors of its own (mpirun, srun
 // --cpus-per-task) or let all ranks of the host share them all (--world,
@@ -16,20 +16,21 @@
 
 namespace tessera {
 
-// The processors that this thread may run on, as the kernel lists them:
-// "0-3,8". "" if the kernel does not tell.
+// Returns the processors that this thread may run on, as the kernel lists them:
+// "0-3,8". "" if they are not known.
 std::string AllowedCpus();
 
-// The numbers in such a list; none if it is no list.
+// Returns the numbers in such a list; none if it is not a list.
 std::vector<int> ParseCpuList(absl::string_view list);
 
-// The processor time that this process's cgroups allow, in processors (1.5:
-// 150 ms in each 100 ms), the least of all levels; nullopt without a limit.
-// cgroup v2 only: cpu.max. `root` stands before /proc and /sys, for tests.
+// Returns the processor time that this process's cgroups allow, in processors
+// (1.5: 150 ms in each 100 ms), the least of all levels; nullopt without a
+// limit. cgroup v2 only: cpu.max. `root` stands before /proc and /sys, for
+// tests.
 std::optional<double> CgroupCpus(const std::string& root = "");
 
-// Threads for rank `local_rank` of those of a host, whose allowed processors
-// are `cpus`, where all of them together get at most `limit` processors. At
+// Returns the number of threads for rank `local_rank` of a host whose ranks may
+// use the processors `cpus`, and together get at most `limit` processors. At
 // least 1; unknown lists count as one processor.
 int ThreadsOf(const std::vector<std::string>& cpus, int local_rank,
               std::optional<double> limit);

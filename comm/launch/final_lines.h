@@ -1,14 +1,15 @@
-// FinalLines: the ranks' lines on their way to stderr. An error that several
-// ranks end with is written once:
+// FinalLines: merges the ranks' lines for stderr. An error that several ranks
+// end with is written once:
 //
 //   [0] INVALID_ARGUMENT: optimizer.lr ...      [0-2] INVALID_ARGUMENT: ...
 //   [1] INVALID_ARGUMENT: optimizer.lr ...  ->  [3] UNAVAILABLE: ...
 //   [3] UNAVAILABLE: ...
 //   [2] INVALID_ARGUMENT: optimizer.lr ...
 //
-// Only lines that an absl::Status makes wait here, for kHeld at most, until all
-// ranks have written the same, or the job has ended. The lines of a rank stay
-// in order, and none is lost, unless the launcher is killed meanwhile. Pure.
+// Only lines that look like an absl::Status are held, for kHeld at most, until
+// all ranks have written the same, or the job has ended. The lines of a rank
+// stay in order, and none is lost, unless the launcher is killed meanwhile.
+// Pure.
 #ifndef COMM_LAUNCH_FINAL_LINES_H_
 #define COMM_LAUNCH_FINAL_LINES_H_
 
@@ -21,7 +22,7 @@
 
 namespace tessera {
 
-// "0", "0-3", "0, 2-3" for increasing numbers.
+// Returns "0", "0-3", "0, 2-3" for increasing numbers.
 std::string RankRanges(const std::vector<int>& ranks);
 
 class FinalLines {
@@ -30,14 +31,15 @@ class FinalLines {
 
   explicit FinalLines(int num_ranks) : num_ranks_(num_ranks) {}
 
-  // Each returns what is to be written now. `line` has its end, and no prefix.
+  // These calls return what must be written now. `line` has its line end, and
+  // no prefix.
   std::string Add(int rank, absl::string_view line, absl::Duration now);
   // Adds a line of the launcher, after the lines that are held.
   std::string AddOwn(std::string line);
   std::string Due(absl::Duration now);
   std::string All();
 
-  // When Due has something; infinite if nothing is held.
+  // Returns when Due has something; infinite if nothing is held.
   absl::Duration next() const;
 
  private:

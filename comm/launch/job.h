@@ -1,4 +1,4 @@
-// Job: which rank this process is and where it meets the others, read from
+// Job: finds which rank this process is and where it meets the others, from
 // argv and the environment. No torch, no network.
 #ifndef COMM_LAUNCH_JOB_H_
 #define COMM_LAUNCH_JOB_H_
@@ -27,17 +27,16 @@ struct JobFlags {
   std::optional<bool> numa_binding;
 };
 
-// Takes them out of argv; what stands after "--" is left alone. Returns
-// InvalidArgument naming the flag whose value does not fit; then argv is left
-// as it was.
+// Takes the flags out of argv, except those after "--". Returns InvalidArgument
+// with the flag whose value is invalid; then argv is left as it was.
 absl::StatusOr<JobFlags> TakeJobFlags(int* argc, char** argv);
 
-// An argument that TakeJobFlags left and that says nearly what --world,
-// --world_size or --rendezvous do: "'--wrld=2' (did you mean --world?)". ""
-// without one. For a process that nobody started as a rank. Pure.
+// Returns an argument that TakeJobFlags left and that resembles --world,
+// --world_size or --rendezvous: "'--wrld=2' (did you mean --world?)". ""
+// without one. For a process that was not started as a rank. Pure.
 std::string MisspeltJobFlag(int argc, char* const* argv);
 
-// What FindJob looks at, besides the flags.
+// What FindJob uses besides the flags.
 struct JobSources {
   Variables variables;
   std::string hydra_proxy;  // see comm/launch/launch_variables.h
@@ -52,7 +51,7 @@ struct Job {
   std::string rendezvous;  // tcp:// or file://, empty in a world of one
   // A launcher hosts the store that tcp:// leads to.
   bool store_hosted = false;
-  // Tells apart the runs of a job that its launcher restarts, and jobs that
+  // Distinguishes the runs of a job that its launcher restarts, and jobs that
   // were given the same port.
   std::string attempt;
   // Who started this rank: "--world", "torchrun", "Open MPI", "MPICH", "Slurm",

@@ -1,6 +1,6 @@
-// What launchers say in the environment: which rank this process is, of how
-// many, and what follows for the place to meet. Pure: a map of variables to a
-// Placement; no torch, no network. A variable that is empty counts as absent.
+// Reads what launchers set in the environment: this process's rank, the number
+// of ranks, and where they can meet. Pure: a map of variables to a Placement;
+// no torch, no network. A variable that is empty counts as absent.
 //
 //   launcher   rank                  ranks                 on this host
 //   torchrun   RANK                  WORLD_SIZE            LOCAL_RANK,
@@ -35,10 +35,10 @@ namespace tessera {
 
 using Variables = std::map<std::string, std::string>;
 
-// This process's environment.
+// Returns this process's environment.
 Variables EnvironmentVariables();
 
-// nullopt if absent or empty.
+// Returns a variable; nullopt if absent or empty.
 std::optional<std::string> Find(const Variables& variables,
                                 const std::string& name);
 // Finds a variable that is a decimal integer. Returns InvalidArgument with the
@@ -65,8 +65,8 @@ struct Placement {
   std::string job_id;
 };
 
-// What the launcher says, or nullopt if there is none. `hydra_proxy` is the
-// process id of MPICH's proxy on this host, "" if unknown (see
+// Returns what the launcher says, or nullopt if there is none. `hydra_proxy` is
+// the process id of MPICH's proxy on this host, "" if unknown (see
 // FindHydraProxy). rank and world_size may be absent, for the caller to take
 // from elsewhere; but what is there fits together. Returns InvalidArgument
 // naming the variable and its value.

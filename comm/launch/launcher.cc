@@ -96,7 +96,7 @@ class Supervisor {
   void KillAll();
 
  private:
-  // Those that are stopped can neither end nor answer a signal.
+  // Stopped processes can neither end nor answer a signal.
   bool AllAliveAreStopped() const {
     for (size_t r = 0; r < pids_.size(); ++r) {
       if (pids_[r] != 0 && !stopped_[r]) return false;
@@ -201,7 +201,7 @@ void Supervisor::WaitForSignals() {
   }
 }
 
-// Who of several was the first is not known. A rank that ends with an exit code
+// The order of several ends is not known. A rank that ends with an exit code
 // may do so because another was killed; the other way round is rare.
 void Supervisor::Reap() {
   std::vector<std::pair<int, int>> ended;  // rank, status

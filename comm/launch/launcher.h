@@ -7,7 +7,7 @@
 //     +--- tells who ended ----> the others        TakeLauncherNews
 //
 // The first rank that fails is named on stderr, and ends the job: the others
-// get kEndGrace to end by themselves (they are told through the store or see
+// get kEndGrace to end by themselves (they learn of it through the store or see
 // the broken connection), then SIGTERM, then SIGKILL. Nothing stays behind:
 // every rank is reaped before the parent ends, and the ranks die with the
 // parent.

@@ -1,4 +1,4 @@
-// Which nodes of memory (NUMA) the ranks of a host run on. No torch.
+// Binds the ranks of a host to memory nodes (NUMA). No torch.
 //
 // On a host of several nodes each processor reaches one node's memory faster
 // than the others'. Linux puts a page on the node of the thread that first
@@ -26,15 +26,15 @@ namespace tessera {
 // /sys, for tests.
 std::vector<std::string> NumaNodes(const std::string& root = "");
 
-// What each rank of a host is to run on, where `cpus` are the processors that
-// they may run on now: blocks of neighbouring ranks on each node, or of nodes
-// for each rank. As they are where ranks differ, since somebody has bound them
-// already, or where they have no two nodes among them.
+// Returns the processors that each rank of a host should run on; `cpus` are
+// those that they may run on now. Blocks of consecutive ranks share a node, or
+// each rank gets a block of nodes. Returns `cpus` where ranks differ, since
+// they are bound already, or where they span fewer than two nodes.
 std::vector<std::string> BindToNodes(const std::vector<std::string>& nodes,
                                      const std::vector<std::string>& cpus);
 
-// This thread, and those that it starts from now on, run on these processors
-// alone. Errors: the system's words.
+// Restricts this thread, and those that it starts from now on, to these
+// processors. Errors are the system's.
 absl::Status RunOn(absl::string_view cpus);
 
 }  // namespace tessera

@@ -27,7 +27,7 @@ struct SelfExecOptions {
 };
 
 // Runs /proc/self/exe. Signals do there what they do by default; those that
-// this process ignores stay ignored (but for SIGCHLD, which whoever waits for
+// this process ignores stay ignored (except SIGCHLD, which whoever waits for
 // processes needs). LOCAL; any thread. Returns Unavailable if the system
 // refuses.
 absl::StatusOr<pid_t> SpawnSelf(const SelfExecOptions& options);
@@ -35,10 +35,10 @@ absl::StatusOr<pid_t> SpawnSelf(const SelfExecOptions& options);
 // Whether this process ignores `sig`. Async-signal-safe.
 bool IsIgnored(int sig);
 
-// For a status as waitpid() gives it: "ended (exit code 3)", "was ended by
-// signal 9 (Killed)".
+// Describes a status of waitpid(): "ended (exit code 3)", "was ended by signal
+// 9 (Killed)".
 std::string DescribeExit(int wait_status);
-// What a shell makes of it: the exit code, or 128 + signal.
+// Returns a shell's exit code for it: the exit code, or 128 + signal.
 int ShellExitCode(int wait_status);
 
 }  // namespace tessera

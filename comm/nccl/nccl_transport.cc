@@ -46,7 +46,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::ProcessGroupNCCL>> MakeGroup(
   // returns a Status instead.
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
-  // Who gives a collective to the device must not wait for its end.
+  // The thread that gives a collective to the device must not wait for its end.
   setenv("TORCH_NCCL_BLOCKING_WAIT", "0", /*overwrite=*/1);
   return CatchTorch("nccl", [&] {
     c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(options.device));

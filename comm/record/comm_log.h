@@ -1,5 +1,5 @@
-// CommLog: what the collectives of one communicator cost, by operation and by
-// unit.
+// CommLog: adds up what the collectives of one communicator cost, by operation
+// and by unit.
 //
 // time      from the begin of a collective on the communication thread to its
 //           end there; the wait for slower ranks is in it. Of what a device was
@@ -48,15 +48,16 @@ class CommLog {
   };
   explicit CommLog(Options options);
 
-  // A collective that has ended.
+  // Adds a collective that has ended.
   void Add(const CollectiveRecord& record);
-  // A collective was blocked for `waited` until the first bytes of `peer` came.
+  // Adds the time that a collective was blocked until the first bytes of `peer`
+  // came.
   void AddWait(int peer, absl::Duration waited);
 
   // By rank; empty if AddWait was never called.
   std::vector<absl::Duration> waits() const;
 
-  // The tables, for people.
+  // Returns the tables, for people.
   std::string ToText(absl::string_view backend) const;
 
  private:
@@ -78,7 +79,7 @@ class CommLog {
   std::vector<absl::Duration> waits_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The factor from algorithm to bus bandwidth.
+// Returns the factor from algorithm to bus bandwidth.
 double BusFactor(CollectiveOp op, int world_size);
 
 // Writes `report` of rank 0 where TESSERA_COMM_LOG=path says, or - for stderr.

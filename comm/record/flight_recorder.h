@@ -1,5 +1,5 @@
-// FlightRecorder: the last 256 collectives of one communicator, to be told when
-// something goes wrong.
+// FlightRecorder: keeps the last 256 collectives of one communicator, for
+// reports when something goes wrong.
 //
 //   caller  Enqueue -> ticket ... communication thread  Enter ... Leave
 //   ticket  1 2 3 ... 257 ...     slot = ticket % 256, over the oldest

@@ -1,9 +1,9 @@
 // BoundedStore: a c10d store whose every answer is waited for a bounded time.
 //
 // A store's client blocks for minutes when the process that hosts the store is
-// stopped. Here a thread of its own ("tessera-store") talks to the store; who
-// asks waits `patience` at most and then reads silence. While an answer is
-// overdue, reads are silent at once, and writes are queued.
+// stopped. Here a thread of its own ("tessera-store") talks to the store; a
+// caller waits `patience` at most, and then the store counts as silent. While
+// an answer is overdue, reads return nothing at once, and writes are queued.
 //
 // Threads: all calls may come from any thread.
 #ifndef COMM_RENDEZVOUS_BOUNDED_STORE_H_
@@ -34,15 +34,15 @@ class BoundedStore {
   BoundedStore(const BoundedStore&) = delete;
   BoundedStore& operator=(const BoundedStore&) = delete;
 
-  // True once the store holds the value; false if the store is gone, or silent.
+  // Sets a value; returns true once the store holds it, false if the store is
+  // gone, or silent.
   bool Set(const std::string& key, const std::string& value);
-  // The values, as the store held them at one time, or one after the other if
-  // it cannot do that; nullopt if it is gone or silent. REQUIRES: all have been
-  // set before by somebody.
+  // Returns the values, as of one moment if the store can do that; nullopt if
+  // it is gone or silent. REQUIRES: all keys have been set before.
   std::optional<std::vector<std::string>> Get(
       const std::vector<std::string>& keys);
 
-  // An answer is overdue.
+  // Whether an answer is overdue.
   bool silent() const;
 
  private:

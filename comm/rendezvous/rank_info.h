@@ -1,4 +1,4 @@
-// RankInfo: what a rank tells the others about itself when they meet. No torch.
+// RankInfo: what a rank sends the others about itself when they meet. No torch.
 #ifndef COMM_RENDEZVOUS_RANK_INFO_H_
 #define COMM_RENDEZVOUS_RANK_INFO_H_
 

@@ -27,7 +27,7 @@ inline constexpr char kStoreError[] =
     "the store, or rank 0 that hosts it, has gone";
 
 // Tells all ranks why the start of the job fails; the first one holds. An error
-// means that nobody can be told; then they will see that somebody is gone.
+// means that the ranks cannot be reached; they will see that one is gone.
 // Where the store goes with this process, as `hosts_store` says, this waits
 // until they have heard it. LOCAL.
 void PutFailure(c10d::Store& store, const absl::Status& status,

@@ -15,9 +15,8 @@ namespace tessera {
 // still put theirs in its place if they may rename files in the folder. LOCAL.
 // Returns
 //   Unavailable       the folder cannot be written to, or the file not be made
-//   PermissionDenied  what is there is no plain file, another user's, or open
-//   to
-//                     other users
+//   PermissionDenied  what is there is no plain file, or another user's, or
+//                     open to other users
 absl::Status ClaimStoreFile(const std::string& path);
 
 }  // namespace tessera

@@ -8,10 +8,9 @@
 //   check KEY...                   ok 0|1
 //   add KEY NUMBER                 ok SUM           an absent key counts as 0
 //   append KEY VALUE               ok
-//   swap KEY EXPECTED NEW          ok VALUE         NEW is put there if
-//   EXPECTED
-//                                                   is, or if both are absent
-//                                                   (EXPECTED: "")
+//   swap KEY EXPECTED NEW          ok VALUE         sets NEW if the value is
+//                                                   EXPECTED, or if both are
+//                                                   absent (EXPECTED: "")
 //   delete KEY                     ok 0|1
 //   count                          ok NUMBER
 //
@@ -50,7 +49,7 @@ class StoreTable {
   StoreMessage Apply(const StoreMessage& request);
   StoreMessage Add(const std::string& key, const std::string& number);
   StoreMessage Swap(const StoreMessage& request);
-  // Those that have waited for `key`.
+  // Answers the clients that have waited for `key`.
   void Wake(const std::string& key, Answers* answers);
 
   std::unordered_map<std::string, std::string> values_;

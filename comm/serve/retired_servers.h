@@ -1,5 +1,5 @@
-// Shard servers whose engine has gone, while other ranks may still read from
-// them: the last evaluation does not end at the same moment everywhere.
+// Keeps shard servers whose engine has ended while other ranks may still read
+// from them: the last evaluation does not end at the same moment everywhere.
 #ifndef COMM_SERVE_RETIRED_SERVERS_H_
 #define COMM_SERVE_RETIRED_SERVERS_H_
 
@@ -18,8 +18,8 @@ namespace tessera {
 void RetireServer(std::unique_ptr<ShardServer> server,
                   std::function<void()> ended, absl::Duration patience);
 
-// Waits until there are none of this process, `timeout` at most; false if there
-// still are some. LOCAL.
+// Waits until this process has no such servers, `timeout` at most; returns
+// false if there still are some. LOCAL.
 bool WaitForRetiredServers(absl::Duration timeout);
 
 }  // namespace tessera

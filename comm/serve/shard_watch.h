@@ -1,7 +1,7 @@
-// ShardWatch: when to give up waiting for shards of other ranks
-// (comm/shard_server.h), and what to tell then. The rules and the times are
-// those of collectives (comm/watch/wait_judge.h), and two more: a connection
-// that its rank has closed, and whose shards have not come in time.
+// ShardWatch: decides when to give up waiting for shards of other ranks
+// (comm/shard_server.h), and with which error. The rules and times are those of
+// collectives (comm/watch/wait_judge.h), and two more: a rank has closed its
+// connection, or its shards have not come in time.
 //
 // Threads: one at a time. Asks the store, so it may block for a second.
 #ifndef COMM_SERVE_SHARD_WATCH_H_
@@ -41,9 +41,9 @@ class ShardWatch {
   ShardWatch(const GroupOptions& options,
              std::shared_ptr<FailureDomain> domain);
 
-  // How often to ask.
+  // How often to call Judge.
   absl::Duration tick() const { return judge_.tick(); }
-  // OK: go on waiting.
+  // Returns the error with which to give up; OK: keep waiting.
   absl::Status Judge(const Awaited& awaited);
 
  private:

@@ -99,7 +99,7 @@ char* Arena::TakeRange(int64_t bytes) {
 void Arena::Free(void* data, int64_t bytes) {
   int64_t begin = static_cast<char*>(data) - data_;
   int64_t length = WholePages(bytes);
-  // That the kernel can, Make has seen.
+  // Make has checked that the kernel can do this.
   TESSERA_CHECK(GiveBack(fd_, begin, length)) << std::strerror(errno);
   absl::MutexLock lock(&mutex_);
   auto next = free_.lower_bound(begin);

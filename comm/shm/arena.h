@@ -1,13 +1,13 @@
-// Arena: the memory of this process that other ranks of the host may map.
+// Arena: memory of this process that other ranks of the host can map.
 //
 //   memfd   [ used | free | used ....... | free ............ ]   sparse
 //
 // It is as long as the machine's memory, holds pages only where buffers are,
-// and has no name: nothing of it is left when the last process that maps it
-// has ended, however it ended. Freed ranges give their pages back at once and
-// are zero when used again. Core dumps leave it out, buffers and holes. Where
-// the kernel keeps strict account of memory (base/memory/memfd.h) a buffer has
-// its pages from the start, since there is no other way to be refused.
+// and has no name: it is freed when the last process that maps it has ended,
+// however it ended. Freed ranges give their pages back at once and are zero
+// when used again. Core dumps leave it out, buffers and holes. Where the kernel
+// keeps strict account of memory (base/memory/memfd.h) a buffer has its pages
+// from the start, since there is no other way to be refused.
 //
 // Installed as the source of large buffers (base/memory/memory.h), so that what
 // a collective works on lies where the others can read it.
@@ -29,13 +29,14 @@ namespace tessera::shm {
 
 class Arena : public MemorySource {
  public:
-  // The process's own, made and installed by the first call, which all later
-  // ones return. Never destroyed. Unavailable where the kernel refuses, or
-  // cannot take freed pages back.
+  // Returns the process's arena, which the first call makes and installs. Never
+  // destroyed. Unavailable where the kernel refuses, or cannot take freed pages
+  // back.
   static absl::StatusOr<Arena*> Get();
 
-  // One of a memfd of `bytes`, which it takes; not installed. `takes_pages`:
-  // when they are allocated. Unavailable as Get. For tests.
+  // Makes an arena over a memfd of `bytes`, which it takes over; not installed.
+  // `takes_pages`: buffers get their pages when they are allocated. Unavailable
+  // as Get. For tests.
   static absl::StatusOr<std::unique_ptr<Arena>> Over(int fd, int64_t bytes,
                                                      bool takes_pages);
   ~Arena() override;

@@ -1,8 +1,9 @@
 // File descriptors that go from one rank of a host to the others.
 //
-// Who offers them listens on a socket without a name in the file system, whose
-// name is random; who has been told the name connects, and gets them with some
-// bytes. Only processes of the same user do, and nothing stays behind.
+// The offering rank listens on a socket with a random name that is not in the
+// file system; ranks that know the name connect, and receive the descriptors
+// with some bytes. Only processes of the same user can do that, and nothing
+// stays behind.
 #ifndef COMM_SHM_DESCRIPTORS_H_
 #define COMM_SHM_DESCRIPTORS_H_
 
@@ -44,8 +45,8 @@ class DescriptorOffer {
   std::thread thread_;
 };
 
-// Fills `bytes` and `descriptors`, whose sizes say what is expected; the
-// descriptors are the caller's then, closed on exec. Unavailable.
+// Receives `bytes` and `descriptors`, whose sizes say what is expected; the
+// caller then owns the descriptors, which are closed on exec. Unavailable.
 absl::Status TakeDescriptors(const std::string& name, absl::Duration timeout,
                              std::string* bytes, std::vector<int>* descriptors);
 

@@ -1,5 +1,6 @@
-// Exchange: one collective of a Team after the other, on plain memory: who
-// reads what of whom, and when. What the operations make of it: collectives.h.
+// Exchange: runs the collectives of a Team one after the other, on plain
+// memory: which rank reads what of which, and when. collectives.h has the
+// operations.
 //
 // A rank lets the others read "rows": one for all, or one for each rank. Memory
 // that the others map is read where it lies ("direct"). Any other is copied
@@ -89,11 +90,12 @@ class Exchange {
   // `numel` of `type`, and `what`, must be identical on all ranks.
   static Collective New(CollectiveOp op, absl::string_view what,
                         ElementType type, int64_t numel);
-  // What the others may read: rows of these bytes, one after the other.
+  // Sets what the other ranks may read: rows of these lengths, in bytes, one
+  // after the other.
   void SetRows(Collective* call, const void* rows,
                absl::Span<const int64_t> lengths,
                bool may_be_direct = true) const;
-  // Enters it, and leaves when it is over. COLLECTIVE, blocking.
+  // Enters a collective, and leaves it when it is over. COLLECTIVE, blocking.
   absl::Status Run(Collective* call);
 
   // ---- for readers

@@ -1,5 +1,5 @@
 // ShmMemory: the memory that the ranks of a host share, and what they do in it.
-// Abort may be told to its team until the end, from any thread.
+// Its team may be aborted until the end, from any thread.
 #ifndef COMM_SHM_SHM_MEMORY_H_
 #define COMM_SHM_SHM_MEMORY_H_
 

@@ -103,7 +103,7 @@ class Team {
   // others cannot read all of it there.
   int64_t OffsetInHeap(const void* place, int64_t bytes) const;
 
-  // Raises a counter of mine() and wakes who sleeps. LOCAL.
+  // Raises a counter of mine() and wakes sleeping ranks. LOCAL.
   void Publish(Control::Counter* counter, uint64_t value);
 
   // Blocks until the counter of rank `peer` is at least `value`. Returns what
@@ -115,21 +115,22 @@ class Team {
   // Called by WaitFor with the rank that it is about to sleep for. Set before
   // the first collective.
   void SetOnSleep(std::function<void(int peer)> on_sleep);
-  // Says whether a rank is gone, and how; asked now and then of one that is
-  // slept for. Set before the first collective.
+  // Sets a function that says whether a rank is gone, and how; it is called now
+  // and then for the rank that is slept for. Set it before the first
+  // collective.
   void SetGone(std::function<absl::Status(int peer)> gone);
 
-  // Tells who asks that this rank enters no more collectives. LOCAL.
+  // Marks that this rank enters no more collectives. LOCAL.
   void Leave() { mine().left.value.store(1); }
   bool HasLeft(int peer) const { return of(peer).left.value.load() != 0; }
 
-  // Tells `note` each other rank that this one has slept for since the last
-  // call, and for how long. LOCAL.
+  // Calls `note` with each other rank that this one has slept for since the
+  // last call, and for how long. LOCAL.
   void TakeWaits(const std::function<void(int peer, absl::Duration)>& note);
 
   // Makes each WaitFor that sleeps, now or later, return `why`. LOCAL.
   void Abort(const absl::Status& why);
-  // What Abort was given first; OK before.
+  // Returns the first Abort's `why`; OK before.
   absl::Status aborted();
 
  private:

@@ -1,5 +1,5 @@
-// Announcements: what ranks tell each other outside of collectives, through the
-// store where they met.
+// Announcements: exchanges texts between ranks outside of collectives, through
+// the store where they met.
 //
 //   posted/<rank>   "<count> <kind> <status>", kind: now, final, past; the
 //                   status as of StatusToText, "" if past
@@ -15,9 +15,9 @@
 // gone from the store when Retract returns.
 //
 // A store that is gone (rank 0 hosted it and has ended), or that does not
-// answer within a second, reads as silence. That the process of a peer has
-// ended comes by another way: comm/watch/liveness_monitor.h. All that judges by
-// time in a failure domain goes by the clock of its Announcements.
+// answer within a second, counts as silent. The end of a peer's process is
+// noticed elsewhere: comm/watch/liveness_monitor.h. All judgements by time in a
+// failure domain use the clock of its Announcements.
 //
 // Threads: all calls may come from any thread.
 #ifndef COMM_WATCH_ANNOUNCEMENTS_H_
@@ -56,7 +56,7 @@ struct Announcement {
   absl::Status status;  // for the user, names the rank where the trouble began
 };
 
-// Which collective a rank is in, or was in last.
+// The collective that a rank is in, or was in last.
 struct WaitingIn {
   int64_t sequence = 0;
   uint32_t signature = 0;
@@ -74,10 +74,10 @@ struct WaitingIn {
   std::string Name() const;
 };
 
-// True for an error of a rank itself, not of a peer or the network.
+// Returns true for an error of a rank itself, not of a peer or the network.
 bool IsOwnError(const absl::Status& status);
 
-// What all ranks have written, as of one time where the store can do that.
+// What all ranks have written, as of one moment where the store can do that.
 struct AnnouncementSnapshot {
   std::vector<Announcement> posted;  // what stands, lowest rank first
   std::vector<std::optional<WaitingIn>> waiting;  // by rank
@@ -100,18 +100,19 @@ class Announcements {
   // error of this rank.
   absl::Status FailedHere(const absl::Status& status) const;
 
-  // Announces `status`, in the place of what this rank posted before. A final
-  // one stays: later calls do nothing. LOCAL.
+  // Announces `status`, replacing what this rank posted before. A final
+  // announcement stays: later calls do nothing. LOCAL.
   void Post(const absl::Status& status, bool final);
-  // Announces for good that this rank's groups have failed: an error of its own
-  // as FailedHere, that of another as it was announced. LOCAL.
+  // Announces for good that this rank's groups have failed: its own error as
+  // FailedHere, another rank's as it was announced. LOCAL.
   void PostFailure(const absl::Status& status);
   void Retract();
-  // This rank's announcement stands.
+  // Whether this rank's announcement stands.
   bool has_posted() const { return !posted().ok(); }
-  // What it is; OK without one.
+  // Returns this rank's announcement; OK without one.
   absl::Status posted() const;
-  // What stands, of the other ranks, lowest rank first. LOCAL.
+  // Returns the standing announcements of the other ranks, lowest rank first.
+  // LOCAL.
   std::vector<Announcement> Read();
 
   // Since this rank's last Post: has every other rank announced something, or
@@ -123,19 +124,20 @@ class Announcements {
   // False if the store is gone.
   bool SetWaiting(const WaitingIn& waiting);
 
-  // All of the other ranks' keys; nullopt if the store is silent. Of the own
-  // rank nothing. LOCAL.
+  // Reads all of the other ranks' keys, without this rank's; nullopt if the
+  // store is silent. LOCAL.
   std::optional<AnnouncementSnapshot> ReadSnapshot();
 
-  // As NoteBoard's. REQUIRES to read: all of `ranks` have written.
+  // Carry out NoteBoard's calls. REQUIRES for reading: all of `ranks` have
+  // written.
   bool WriteNote(const std::string& board, const std::string& text);
   std::optional<std::vector<std::string>> ReadNotes(
       const std::string& board, const std::vector<int>& ranks);
 
-  // The store's answer is overdue.
+  // Whether the store's answer is overdue.
   bool store_silent() const { return store_.silent(); }
 
-  // Who knows of ranks whose process has ended.
+  // The monitor of ranks' processes.
   const LivenessMonitor& liveness() const { return *liveness_; }
 
  private:

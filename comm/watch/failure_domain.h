@@ -1,15 +1,14 @@
-// FailureDomain: a group and the groups that were split off it, as one rank has
-// them.
+// FailureDomain: a group and the groups that were split off it, as seen by one
+// rank.
 //
 //   ranks 0 1 2 3 -- Split --+-- ranks 0 1 -- Split -- ...
 //                            '-- ranks 2 3
 //
-// They fail together: their ranks have one place to announce what concerns all
-// of their groups (comm/watch/announcements.h), one monitor for their waits,
-// one of which is under way at a time (and one for what devices have been
-// given), and one first failure. Ranks are those
-// of the first group, in numbers and in messages. Lives as long as any of its
-// groups.
+// They fail together: they share one place for announcements that concern all
+// of them (comm/watch/announcements.h), one monitor for their waits, one of
+// which is under way at a time (and one for what devices have been given), and
+// one first failure. Ranks are those of the first group, in numbers and in
+// messages. Lives as long as any of its groups.
 //
 // Threads: all calls may come from any thread.
 #ifndef COMM_WATCH_FAILURE_DOMAIN_H_
@@ -34,9 +33,10 @@ namespace tessera {
 
 class FailureDomain {
  public:
-  // That of the group with these options, which begins one if it has none.
-  // What must be in `store`, and errors: as of Announcements::Create; or
-  // ResourceExhausted if there is no thread to watch waits.
+  // Returns the domain of the group with these options, which begins one if it
+  // has none. Requirements on `store` and errors are those of
+  // Announcements::Create; also ResourceExhausted if there is no thread to
+  // watch waits.
   static absl::StatusOr<std::shared_ptr<FailureDomain>> Join(
       const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options,
       bool same_host);
@@ -62,7 +62,7 @@ class FailureDomain {
   void Announce(const absl::Status& status, bool final = false) {
     announcements_->Post(announcements_->FailedHere(status), final);
   }
-  // Unavailable if the process of `rank` has ended, or has left. LOCAL.
+  // Returns Unavailable if the process of `rank` has ended, or has left. LOCAL.
   absl::Status EndOf(int rank) const;
   // Returns what the first of `ranks` with an announcement has announced, or
   // that it has ended; OK if there is none. Asks the store. LOCAL.

@@ -1,14 +1,15 @@
-// LivenessMonitor: tells, within moments, that the process of a rank has ended.
+// LivenessMonitor: notices, within moments, that the process of a rank has
+// ended.
 //
 //   rank 1 ---- TCP ----.
 //   rank 2 ---- TCP ----+- rank 0      nothing is sent while all is well
 //   rank 3 ---- TCP ----'
 //
-// The kernel closes a dead process's connection, so rank 0 sees it at once and
-// tells the others; that rank 0 is gone each sees itself. A stopped process
-// keeps its connections: it is not gone. Of a host that vanishes keep-alive
-// tells, after about 20 seconds. Once rank 0 has left in an orderly way nobody
-// is told any more.
+// The kernel closes a dead process's connection, so rank 0 sees that at once
+// and informs the others; each rank sees the end of rank 0 itself. A stopped
+// process keeps its connections: it has not ended. A host that vanishes is
+// noticed by keep-alive after about 20 seconds. Once rank 0 has left in an
+// orderly way, nobody is informed any more.
 //
 // A rank that leaves in an orderly way (the destructor, or exit()) says so.
 //
@@ -43,7 +44,7 @@ class Store;
 
 namespace tessera {
 
-// A rank whose process takes no part any more.
+// A rank whose process no longer takes part.
 struct EndedRank {
   int rank = 0;
   bool left = false;     // in an orderly way
@@ -66,13 +67,14 @@ class LivenessMonitor {
   LivenessMonitor(const LivenessMonitor&) = delete;
   LivenessMonitor& operator=(const LivenessMonitor&) = delete;
 
-  // In the order in which it was heard.
+  // The ranks that have ended, in the order in which that was heard.
   std::vector<EndedRank> Ended() const;
-  // Waits until there is one, `timeout` at most. False at once if this monitor
-  // is not connected.
+  // Waits until a rank has ended, `timeout` at most. Returns false at once if
+  // this monitor is not connected.
   bool WaitForEnd(absl::Duration timeout) const;
-  // Asks rank 0; false if it is stopped, or cannot be reached, or slower than
-  // `timeout`. True on rank 0, and if this monitor is not connected.
+  // Returns whether rank 0 answers: false if it is stopped, cannot be reached,
+  // or is slower than `timeout`. True on rank 0, and if this monitor is not
+  // connected.
   bool Rank0Answers(absl::Duration timeout) const;
 
  private:

@@ -1,5 +1,5 @@
-// PeerProgress: what this rank knows of where the others are, from what they
-// write about once a second (comm/watch/announcements.h).
+// PeerProgress: tracks where the other ranks are, from what they write about
+// once a second (comm/watch/announcements.h).
 //
 // Threads: one at a time.
 #ifndef COMM_WATCH_PEER_PROGRESS_H_

@@ -1,7 +1,6 @@
-// WaitJudge: when this rank is to give up waiting for others, and what to tell
-// the user then.
-// One set of rules for collectives (comm/watch/wait_monitor.h) and for shards
-// of other ranks (comm/serve/shard_watch.h).
+// WaitJudge: decides when this rank gives up waiting for others, and with which
+// message. One set of rules for collectives (comm/watch/wait_monitor.h) and for
+// shards of other ranks (comm/serve/shard_watch.h).
 //
 //   begin   100 ms     0.3 s        0.7 s        grace           timeout
 //   |-------|----------|------------|------------|---------------|
@@ -16,7 +15,7 @@
 //   after the grace  by an announcement that has been standing for so long
 //                  during that wait, if the peer is not in the same collective
 //                  itself: a peer that announces usually comes to the next
-//                  agreement of all ranks, where its error is told to all in an
+//                  agreement of all ranks, where all learn its error in an
 //                  orderly way, however late the last rank is. Of a rank that
 //                  is not in the group whose wait this is: if it is in no
 //                  collective
@@ -52,7 +51,8 @@ class WaitJudge {
   struct Wait {
     std::string name;  // "unit a #7 (all-gather, 64 bytes of float32)"
     absl::Duration begin;
-    // Whose wait it is, ascending, as the first group calls them. Borrowed.
+    // The ranks of the group that waits, ascending, as the first group numbers
+    // them. Borrowed.
     const std::vector<int>* ranks = nullptr;
     // Null: it is in no collective. Borrowed.
     const WaitingIn* collective = nullptr;
@@ -61,10 +61,10 @@ class WaitJudge {
   // `announcements` is borrowed and outlives this.
   WaitJudge(Announcements* announcements, Options options);
 
-  // How often to ask. A wait is long, and looked at, from this age on.
+  // How often to judge. A wait is long, and looked at, from this age on.
   absl::Duration tick() const { return tick_; }
 
-  // OK: go on waiting, as far as the processes of ranks are concerned. LOCAL.
+  // Judges by the processes of ranks; OK: keep waiting. LOCAL.
   absl::Status JudgeEnded(const Wait& wait) const;
   // Judges by what ranks have announced, and where they are. Between looks
   // always OK. LOCAL.

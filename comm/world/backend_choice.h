@@ -1,6 +1,6 @@
-// Which rank shares its host, and its GPU, with which; and the backend that
-// follows. Every rank computes the same from the infos of all ranks, so no
-// further agreement is needed. No torch.
+// Finds the ranks that share hosts and GPUs, and chooses the backend. Every
+// rank computes the same from the infos of all ranks, so no further agreement
+// is needed. No torch.
 #ifndef COMM_WORLD_BACKEND_CHOICE_H_
 #define COMM_WORLD_BACKEND_CHOICE_H_
 

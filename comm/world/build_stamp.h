@@ -1,6 +1,6 @@
-// Which build of this library a rank runs: ranks of different builds may not
-// understand each other, and the hang or the wrong number that comes of it says
-// nothing of why.
+// Compares the builds of this library that ranks run: ranks of different builds
+// may not understand each other, and a hang or a wrong number does not show
+// why.
 #ifndef COMM_WORLD_BUILD_STAMP_H_
 #define COMM_WORLD_BUILD_STAMP_H_
 
@@ -24,7 +24,8 @@ std::string BuildStamp();
 // program, or the shared library. "" if it gave none.
 std::string BuildId();
 
-// FailedPrecondition if their stamps differ, identical on all ranks.
+// Returns FailedPrecondition if the ranks' stamps differ, identical on all
+// ranks.
 absl::Status CheckBuilds(const std::vector<RankInfo>& infos);
 // Words for a warning if their stamps are equal and the files are not; else "".
 std::string OtherFiles(const std::vector<RankInfo>& infos);

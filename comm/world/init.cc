@@ -155,7 +155,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> Connecting::Run() const {
   StartWatch watch(client, plan.options.rank, plan.options.world_size);
   auto stop = [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(watch.Look());
-    // Who is gone is to be known when it is late.
+    // Find out which ranks are gone when the deadline is near.
     if (deadline.Left() <= StartWatch::kSilence) {
       TESSERA_RETURN_IF_ERROR(watch.NoteCounts());
     }
@@ -287,7 +287,7 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   GroupPlan plan = PlanOf(job, options, meeting.infos);
   const absl::Status builds = CheckBuilds(plan.infos);
   if (!builds.ok()) {
-    // Who has not read all of it yet is told in another way.
+    // A rank that has not read all of it yet learns of it in another way.
     PutFailure(*meeting.store, builds, IsStoreHost(place, job.rank));
     return builds;
   }

@@ -1,4 +1,5 @@
-// On which processors of its host a rank computes, and with how many threads.
+// Sets the processors of its host that a rank computes on, and its number of
+// threads.
 #ifndef COMM_WORLD_RANK_PROCESSORS_H_
 #define COMM_WORLD_RANK_PROCESSORS_H_
 

@@ -1,4 +1,4 @@
-// World: what this process is among the processes of the job, and the default
+// World: this process's place among the processes of the job, and the default
 // group of all of them.
 #ifndef COMM_WORLD_WORLD_H_
 #define COMM_WORLD_WORLD_H_
@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-// A program takes them from its configuration by WorldOptionsFrom
-// (engine/world_options.h).
+// Options of Init; WorldOptionsFrom (engine/world_options.h) makes them from a
+// configuration.
 struct WorldOptions {
   // "auto": nccl where this build has CUDA and every rank has a GPU of its own;
   // shm where all ranks are on one host and can share memory; hierarchical
@@ -33,14 +33,15 @@ struct WorldOptions {
   // it gives up waiting for others (comm/record/hang_dump.h). Empty: what
   // TESSERA_DUMP_FOLDER says, or TMPDIR, or /tmp. "off": nowhere.
   std::string dump_folder;
-  // Ranks of one host share memory only if they are given the same word here.
+  // Ranks of one host share memory only if they have the same memory_group.
   std::string memory_group;
-  // nccl: sum in rank order, as all others do, by an all-to-all and a kernel of
-  // our own. Off: NCCL's own reduce-scatter, faster, in an order of its own.
+  // nccl: sums are in rank order, as with all other backends, by an all-to-all
+  // and a kernel of our own. Off: NCCL's own reduce-scatter, which is faster
+  // and has an order of its own.
   bool ordered_sums = true;
-  // On hosts of several nodes of memory each rank runs on its share of them
-  // (comm/launch/numa.h), unless its launcher has bound it already. Before it,
-  // no thread is to be started that computes.
+  // On hosts with several memory nodes each rank runs on its share of them
+  // (comm/launch/numa.h), unless its launcher has bound it already. No
+  // computing thread may be started before that.
   bool numa_binding = false;
 };
 
@@ -53,14 +54,15 @@ class World {
   int world_size() const { return world_size_; }
   int local_rank() const { return local_rank_; }
   int local_world_size() const { return local_world_size_; }
-  // What this rank is to train on: the GPU of its number among its host's
-  // ranks, of those that it sees, where the backend is of devices; for
-  // one rank alone, where it might be; else the CPU. Init has made it this
-  // thread's current device. For EngineOptions::device.
+  // The device that this rank should train on, for EngineOptions::device. With
+  // a backend of devices, it is the GPU, among those that the rank sees, whose
+  // number is its local rank; likewise for a single rank, if such a backend
+  // would be possible; else the CPU. Init has made it this thread's current
+  // device.
   at::Device device() const { return device_; }
-  // As given to Init, with what flags have changed.
+  // The options given to Init, with changes by flags.
   const WorldOptions& options() const { return options_; }
-  // --plan_world; 0 without it.
+  // The value of --plan_world; 0 without it.
   int plan_world() const { return plan_world_; }
   // The group of all ranks. Borrowed users keep their own reference.
   const std::shared_ptr<Communicator>& communicator() const { return comm_; }
@@ -74,7 +76,7 @@ class World {
   std::shared_ptr<Communicator> comm_;
 };
 
-// Joins the job. Which rank this is, by the first of these that says so (all
+// Joins the job. The first of these that is set says which rank this is (all
 // variables: comm/launch/launch_variables.h):
 //   --world=N in argv   starts N local ranks: this process re-executes itself N
 //                       times, only supervises them, and exits with the first
@@ -120,15 +122,15 @@ class World {
 absl::StatusOr<const World*> Init(int* argc, char** argv,
                                   WorldOptions options = {});
 
-// The arguments that Init leaves. For a program whose own flags say which
-// configuration to read, and so what to pass to Init. LOCAL. InvalidArgument as
-// Init.
+// Returns the arguments that Init leaves, for a program whose own flags name
+// the configuration from which it makes Init's options. LOCAL. InvalidArgument
+// as Init.
 absl::StatusOr<std::vector<char*>> WithoutInitFlags(int argc, char** argv);
 
-// Leaves the job: waits for this rank's pending collectives, and 5 s at most
-// for others that still read its shards (of an engine that was destroyed
-// without Close), then writes the communication log and trace where
-// TESSERA_COMM_LOG says (docs/communication.md). LOCAL.
+// Leaves the job: waits for this rank's pending collectives, and at most 5 s
+// for ranks that still read its shards (of an engine that was destroyed without
+// Close); then writes the communication log and trace where TESSERA_COMM_LOG
+// says (docs/communication.md). LOCAL.
 void Shutdown();
 
 }  // namespace tessera

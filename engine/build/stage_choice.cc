@@ -32,7 +32,7 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
     if (!sharded || !f.parameters_elsewhere) {
       bytes.parameters += (sharded ? shard : f.numel) * f.working_bytes;
     }
-    // Who is alone has it whole already (sharding/copy/lone_copy.h).
+    // A rank that is alone has it whole already (sharding/copy/lone_copy.h).
     if (sharded && (group_size > 1 || f.parameters_elsewhere)) {
       largest_whole = std::max(largest_whole, f.numel * f.working_bytes);
     }

@@ -52,8 +52,8 @@ std::string TextOf(const char* what, const Offloaded& chosen, size_t units,
                              static_cast<double>(total_numel));
 }
 
-// That the host means nothing for a module on the CPU has been said
-// (engine/engine_stage.cc).
+// Logs what stays in memory. engine/engine_stage.cc has already said that the
+// host means nothing for a module on the CPU.
 void TellWhatStays(const OffloadOptions& options, const TierChoice& choice,
                    bool on_cpu) {
   if (options.parameters == Tier::kDisk && choice.parameters.units == 0) {
@@ -80,7 +80,7 @@ Tier TierFor(Tier wanted, bool on_cpu, Stage stage, bool sharded) {
                                                        : Tier::kMemory;
 }
 
-// Those of a device are on the host, where they are needed.
+// Gradients of a device are on the host, where they are needed.
 Tier TierOfGradients(const OffloadOptions& options, bool on_cpu,
                      const FlatParameterOptions& chosen) {
   if (chosen.states == Tier::kMemory || !chosen.stage.sharded_gradients) {

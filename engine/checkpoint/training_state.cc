@@ -199,7 +199,7 @@ void AddShaped(const TrainingState& state, const StateTable& table,
   }
 }
 
-// Those that are not as configured.
+// Describes the options that are not as configured.
 void DescribeOptions(const TrainingState& state,
                      proto::CheckpointTraining* training) {
   for (size_t g = 0; g < state.groups.groups().options.size(); ++g) {

@@ -1,9 +1,8 @@
 // Monitor: what a program adds to the metrics of its engine
 // (docs/monitoring.md).
 //
-//   engine->monitor().SetTokensPerSample(2048);       // once
-//   engine->monitor().AddScalar("eval/loss", loss); // written with the rest
-//   goes
+//   engine->monitor().SetTokensPerSample(2048);      // once
+//   engine->monitor().AddScalar("eval/loss", loss);  // written with the rest
 //
 // Metrics go to the writers that the configuration enables (tensorboard,
 // csv_monitor, jsonl_monitor), on rank 0; on other ranks, and where none is

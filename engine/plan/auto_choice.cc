@@ -157,7 +157,7 @@ absl::Status PlanWay(const ModelTrace& model, const proto::Config& config,
   return absl::OkStatus();
 }
 
-// Those of one micro-batch.
+// Plans the candidates of one micro-batch size.
 absl::Status PlanMicroBatch(const ModelTrace& model,
                             const proto::Config& config,
                             const PlanOptions& options, int64_t micro_batch,

@@ -197,7 +197,7 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
   replay.micro_batches = config.gradient_accumulation_steps();
   replay.accumulates_locally = settings.accumulate_locally;
   replay.has_optimizer = settings.optimizer.has_value();
-  // Those of a device's states are the host's.
+  // Buffers for a device's states are on the host.
   replay.stream_bytes = tiers.any() && options.on_cpu
                             ? StreamBytes(tiers.stream) + tiers.early_bytes
                             : 0;

@@ -5,8 +5,8 @@
 //
 //   F::kStates       how many states it has of each element, zeros before the
 //                    first step
-//   F::kStateNames   as checkpoints call them; those after kStates are not
-//   meant F::kNonNegative  bit s says that state s is never less than zero
+//   F::kStateNames   their names in checkpoints; those after kStates are unused
+//   F::kNonNegative  bit s says that state s is never less than zero
 //   F::kHasVariant   whether `variant` is looked at
 //   F::Step(c, variant, g, &master, states)
 //

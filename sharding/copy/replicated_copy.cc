@@ -28,7 +28,8 @@ void ReplicatedCopy::Take(Range slot, const at::Tensor& values) {
   whole().View(slot).copy_(values);
 }
 
-// Who updates it later waits for that before (optim/sharded_optimizer.h).
+// An update in the background is waited for before this
+// (optim/sharded_optimizer.h).
 void ReplicatedCopy::Publish(CommFuture updated) {
   TESSERA_CHECK(!updated.valid()) << flat_.name();
   if (!traits_.publishes) return;

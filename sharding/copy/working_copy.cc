@@ -16,10 +16,10 @@ absl::StatusOr<std::unique_ptr<WorkingCopy>> WorkingCopy::Make(
     std::atomic<int64_t>* live) {
   const FlatParameterOptions& options = flat->options();
   if (options.shared != nullptr) return SharedCopy::Make(flat, states);
-  // Who is alone has nothing to gather: its shard is the whole copy, which a
-  // gather would only copy, unless it is elsewhere. On the CPU a program of one
-  // rank is shown all the same what it would be with more of them; with freed
-  // memory poisoned there must be some that is freed.
+  // A rank that is alone has nothing to gather: its shard is the whole copy,
+  // which a gather would only copy, unless it is elsewhere. On the CPU a
+  // program of one rank is shown all the same what it would be with more of
+  // them; with freed memory poisoned there must be some that is freed.
   const bool alone = flat->communicator()->world_size() == 1 &&
                      options.parameters == Tier::kMemory;
   const bool on_cpu = flat->device().is_cpu();

@@ -3,11 +3,10 @@
 //
 //   ReplicatedCopy  whole on every rank, always (stages 0 to 2, and what
 //                   persists at stage 3)
-//   GatheredCopy    a shard, perhaps on a disk; whole for as long as it is
-//   used,
-//                   by an all-gather (stage 3)
-//   ServedCopy      the same, but each rank reads the others' shards when it
-//                   needs them (one-sided gathers)
+//   GatheredCopy    a shard, perhaps on a disk; made whole by an all-gather for
+//                   as long as it is used (stage 3)
+//   ServedCopy      a shard; made whole by reading the others' shards when the
+//                   rank needs them (one-sided gathers)
 //   LoneCopy        the shard itself, of a rank that is alone; counts as freed
 //                   between its uses
 //   SharedCopy      whole, always, in memory that the ranks of a host share

@@ -132,8 +132,8 @@ absl::Status FlatParameter::Settle() {
 void FlatParameter::StartGather(bool ahead) {
   absl::MutexLock lock(&mutex_);
   if (!blocked_.ok()) return;  // the others do not gather it either
-  // Alone, the gather is made by this call, which would wait for the update,
-  // but for what comes from a disk.
+  // On a single rank this call itself makes the gather, and would wait for the
+  // update, except where the shard comes from a disk.
   const bool from_disk = states_->At(ShardStates::kWorking).on_disk();
   if (!states_->updated().Done() && !from_disk &&
       communicator()->world_size() == 1) {
@@ -185,7 +185,7 @@ absl::Status FlatParameter::CheckUpdatable() {
   return CheckNotHeld();
 }
 
-// Who holds a Use may write at any time: the write would be lost.
+// A program that holds a Use may write at any time: the write would be lost.
 absl::Status FlatParameter::CheckNotHeld() {
   const bool may_be_written =
       traits_.can_be_freed ? copy_->whole().defined() : writes_.dirty();

@@ -36,7 +36,8 @@ std::string Describe(at::IntArrayRef sizes, at::IntArrayRef strides,
                       device.str());
 }
 
-// Those of dimensions of one element mean nothing.
+// Compares strides, except those of dimensions of one element, which mean
+// nothing.
 bool SameStrides(at::IntArrayRef sizes, at::IntArrayRef a, at::IntArrayRef b) {
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] > 1 && a[i] != b[i]) return false;

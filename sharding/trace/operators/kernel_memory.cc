@@ -233,8 +233,8 @@ int64_t LayerNormBackward(const Args& args, const Results&) {
   return 2 * at::get_num_threads() * numel * 4;
 }
 
-// (grad, input, ...): the input's gradient is made twice where both lie
-// alike, in float32 besides where they do not.
+// (grad, input, ...): the input's gradient is made twice where both have the
+// same layout, and also in float32 where they do not.
 int64_t BatchNormBackward(const Args& args, const Results& results) {
   const at::Tensor grad = args.tensor(0), input = args.tensor(1);
   if (!results[0].toTensor().defined()) return 0;
