@@ -1,5 +1,5 @@
-// The same as oracle_formulas.h of optimizers whose step of an element depends
-// on its whole parameter: what is worked out by element.
+// Formulas by element of optimizers whose step of an element depends on its
+// whole parameter; oracle_formulas.h has the others.
 //
 //   Lamb, of a parameter as a whole
 //     exp_avg, exp_avg_sq  as Adam's, of d = g

@@ -8,11 +8,11 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "config/config.pb.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
 #include "verify/oracle_groups.h"
 #include "verify/oracle_step.h"
-#include "config/config.pb.h"
 
 namespace tessera {
 namespace {
@@ -69,7 +69,7 @@ LossScaling ScalingOf(const proto::Fp16& fp16) {
   return scaling;
 }
 
-// Of all parameters but Muon's matrices.
+// Returns the algorithm of all parameters except Muon's matrices.
 absl::StatusOr<std::string> AlgorithmOf(const proto::Optimizer& optimizer) {
   const std::string& type = optimizer.type();
   if (type == "Adam" || type == "AdamW") {

@@ -11,8 +11,8 @@ namespace proto {
 class Config;
 }
 
-// Of a resolved configuration (config/config.h). Seeds and weights are the
-// caller's, and a program's groups (verify/engine_groups.h). Unimplemented
+// These read a resolved configuration (config/config.h). Seeds and weights are
+// the caller's, and a program's groups (verify/engine_groups.h). Unimplemented
 // names a key that changes results in a way that the oracle does not know;
 // FailedPrecondition without an optimizer.
 absl::StatusOr<OracleOptions> OracleOptionsOf(const proto::Config& config,

@@ -43,7 +43,7 @@ class Row {
   at::Tensor original_, row_;
 };
 
-// Of a parameter's step.
+// Work is what one parameter's step reads.
 struct Work {
   const at::Tensor& master;
   const std::vector<at::Tensor>& states;
@@ -274,7 +274,7 @@ void MuonStep(const Work& w, const OraclePlace&) {
           ? 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)))
           : std::sqrt(tall > 1 ? tall : 1.0);
   const double kept = o.weight_decay == 0 ? 1 : 1 - o.lr * o.weight_decay;
-  // Of zeros only the positive one.
+  // Adding zero leaves only the positive zero.
   Descend(w.master, x.add(0).view(direction.sizes()), o.lr * scale, kept);
 }
 

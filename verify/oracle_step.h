@@ -52,14 +52,14 @@ struct OracleStepOptions {
   double initial_accumulator_value = 0;
   bool maximize = false;
   double min_coeff = 0.01, max_coeff = 10;  // of Lamb
-  // Of Muon: Newton-Schulz steps, on the Gram matrix or not, and whether rates
+  // Muon has Newton-Schulz steps, on the Gram matrix or not, and rates that may
   // match AdamW's.
   int64_t ns_steps = 5;
   bool ns_gram = false;
   bool match_rms_adamw = false;
-  // Of schedule-free AdamW; the share is the step's (OracleAverages).
+  // Schedule-free AdamW has these; the share is the step's (OracleAverages).
   double r = 0, weight_lr_power = 2, average_share = 1;
-  // Of Adafactor, whose eps of 0 is the masters' epsilon.
+  // Adafactor has these; an eps of 0 is the masters' epsilon.
   double eps2 = 1e-3, beta2_decay = -0.8, d = 1;
 };
 

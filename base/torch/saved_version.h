@@ -12,7 +12,7 @@ namespace tessera {
 
 class SavedVersion {
  public:
-  // Of no tensor: never changed.
+  // Holds no tensor, and is never changed.
   SavedVersion() = default;
   // An inference tensor has no versions: never changed.
   explicit SavedVersion(const at::Tensor& tensor);

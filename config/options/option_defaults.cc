@@ -22,8 +22,8 @@ std::string DefaultText(const FieldDescriptor& field, double value) {
   return value != 0 ? "true" : "false";
 }
 
-// Of one optimizer, as the table of optim/algorithms has it; "" if it has no
-// such parameter.
+// Returns one optimizer's default by the table of optim/algorithms; "" if it
+// has no such parameter.
 std::string DefaultOf(const FieldDescriptor& field, const AlgorithmRow& row) {
   const auto of = [&](absl::string_view name) -> std::string {
     const Option* const option = row.FindOrRest(name);
