@@ -8,11 +8,11 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "config/config.pb.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
 #include "verify/oracle_groups.h"
 #include "verify/oracle_step.h"
-#include "config/config.pb.h"
 
 namespace tessera {
 namespace {

@@ -26,7 +26,8 @@ enum class ProcessEnd {
 // If it returns, the call that asked for the end returns Cancelled (kPlanned:
 // Engine::Create, kLaunched: Init); after kStuck the process ends all the same,
 // since what is stuck may never be destroyed.
-void SetProcessEndHandler(std::function<void(ProcessEnd why, int code)> handler);
+void SetProcessEndHandler(
+    std::function<void(ProcessEnd why, int code)> handler);
 
 // Returns if a handler does, and `why` is not kStuck.
 void EndProcess(ProcessEnd why, int code);

@@ -11,9 +11,9 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "comm/backend_table.h"
 #include "comm/communicator.h"
 #include "comm/transport.h"
-#include "comm/backend_table.h"
 
 namespace tessera {
 

@@ -123,17 +123,15 @@ std::shared_ptr<GlooLinks::Message> GlooLinks::Start(
   return message;
 }
 
-std::shared_ptr<GlooLinks::Message> GlooLinks::Send(at::Tensor t,
-                                                            int peer,
-                                                            uint32_t tag) {
+std::shared_ptr<GlooLinks::Message> GlooLinks::Send(at::Tensor t, int peer,
+                                                    uint32_t tag) {
   return Start(std::move(t), peer, [&](Tensors& tensors) {
     return group_->send(tensors, peer, static_cast<int>(tag));
   });
 }
 
-std::shared_ptr<GlooLinks::Message> GlooLinks::Receive(at::Tensor t,
-                                                               int peer,
-                                                               uint32_t tag) {
+std::shared_ptr<GlooLinks::Message> GlooLinks::Receive(at::Tensor t, int peer,
+                                                       uint32_t tag) {
   return Start(std::move(t), peer, [&](Tensors& tensors) {
     return group_->recv(tensors, peer, static_cast<int>(tag));
   });
@@ -171,7 +169,7 @@ void GlooLinks::Abort() {
 }
 
 void GlooLinks::Abandon(std::shared_ptr<GlooLinks> transport,
-                            std::shared_ptr<void> memory) {
+                        std::shared_ptr<void> memory) {
   static auto* const kept = new std::vector<
       std::pair<std::shared_ptr<GlooLinks>, std::shared_ptr<void>>>;
   static auto* const mutex = new absl::Mutex;

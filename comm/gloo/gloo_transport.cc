@@ -12,12 +12,12 @@
 #include "base/torch/divide.h"
 #include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
+#include "comm/backend_table.h"
 #include "comm/gloo/gloo_links.h"
 #include "comm/gloo/gloo_messages.h"
 #include "comm/gloo/piece_buffers.h"
 #include "comm/reduce/element_type.h"
 #include "comm/reduce/slices.h"
-#include "comm/backend_table.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {

@@ -36,9 +36,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "comm/backend_table.h"
 #include "comm/reduce/reduce.h"
 #include "comm/shm/team.h"
-#include "comm/backend_table.h"
 
 namespace tessera::shm {
 

@@ -194,7 +194,7 @@ TESSERA_RANK_FUNCTION(WrongArguments) {
   return status.ToString();
 }
 
-// The same, of what only moves.
+// Returns the errors of exchanges whose parts have wrong sizes.
 TESSERA_RANK_FUNCTION(WrongParts) {
   Communicator& comm = *world.communicator();
   const int w = world.world_size();
