@@ -136,7 +136,6 @@ int64_t Region::Prepare() {
 absl::Status Region::Verify() {
   absl::Status same;
   const absl::Status run = CatchTorch(tape_.name(), [&] {
-    if (options_.computed != nullptr) options_.computed->Add(weak_from_this());
     const std::vector<c10::Storage> restored = tape_.Replay();
     for (size_t i = 0; i < given_up_.size() && same.ok(); ++i) {
       const auto slot = given_up_[i].lock();
@@ -233,6 +232,7 @@ void Region::Fetch(Saved* saved, int64_t task) {
 
 // What is moved is read once for the tape and for autograd.
 void Region::Restore(int64_t task) {
+  if (options_.computed != nullptr) options_.computed->Add(weak_from_this());
   for (const auto& weak : held_) {
     const auto slot = weak.lock();
     if (slot == nullptr || slot->stored_ == nullptr) continue;

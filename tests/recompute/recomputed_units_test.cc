@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -97,6 +98,35 @@ TEST_F(RecomputedUnitsTest, RetainedGraphsLeaveNothingBehind) {
     held.push_back(HeldBytes::get());
   }
   EXPECT_EQ(held[3], held[1]);
+}
+
+// libtorch calls nothing at the end of a graph task that failed.
+TEST_F(RecomputedUnitsTest, FailedBackwardsLeaveNothingBehind) {
+  Trained run("full");
+  bool fails = false;
+  SetMiddle(run, [&](const Tensor& h) {
+    Tensor out = h * 1;
+    if (out.requires_grad()) {
+      out.register_hook([&](const Tensor& gradient) {
+        if (fails) throw std::runtime_error("the hook's");
+        return gradient;
+      });
+    }
+    return out;
+  });
+  for (int step = 0; step < 2; ++step) run.Step(Input(step));
+  run.Forward(Input(2));
+  const int64_t before = HeldBytes::get();
+  fails = true;
+  BackwardOptions again;
+  again.retain_graph = true;
+  const absl::Status failed = run.engine->Backward(run.loss, again);
+  EXPECT_THAT(std::string(failed.message()), HasSubstr("the hook's"));
+  // Half of the activations of a block.
+  EXPECT_LT(HeldBytes::get() - before, kTokens * 4 * kDim * 4 / 2);
+  fails = false;
+  TESSERA_ASSERT_OK(run.engine->Backward(run.loss));
+  TESSERA_ASSERT_OK(run.engine->Step());
 }
 
 TEST_F(RecomputedUnitsTest, DifferentiatesTwice) {
