@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "checkpoint/disk/file_system.h"
+#include "base/disk/file_system.h"
 #include "checkpoint/together.h"
 #include "engine/run_folder.h"
 #include "engine/save_room.h"

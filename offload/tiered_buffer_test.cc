@@ -316,7 +316,7 @@ TEST_P(TieredBufferTest, RoomIsUsedAgain) {
 
 TEST_P(TieredBufferTest, AFullDiskNamesIt) {
   file_ = Open();
-  system_.fallocate_error = ENOSPC;
+  system_.allocate_error = ENOSPC;
   EXPECT_THAT(
       TieredBuffer::Allocate(10, at::kFloat, at::kCPU, MemoryKind::kOptimizer,
                              {Tier::kDisk, file_}, "exp_avg of unit x"),

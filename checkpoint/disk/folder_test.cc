@@ -19,7 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "checkpoint/disk/memory_disk.h"
+#include "base/disk/memory_disk.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
-#include "checkpoint/disk/memory_disk.h"
+#include "base/disk/memory_disk.h"
 #include "checkpoint/exchange/name_map.h"
 #include "checkpoint/exchange/rewrite.h"
 #include "checkpoint/format/checkpoint_folder.h"

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "checkpoint/disk/memory_disk.h"
+#include "base/disk/memory_disk.h"
 #include "checkpoint/format/sample_checkpoint.h"
 #include "gtest/gtest.h"
 

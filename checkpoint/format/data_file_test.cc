@@ -4,7 +4,7 @@
 
 #include "base/status_matchers.h"
 #include "checkpoint/disk/folder.h"
-#include "checkpoint/disk/memory_disk.h"
+#include "base/disk/memory_disk.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

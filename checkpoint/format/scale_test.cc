@@ -16,7 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "checkpoint/disk/memory_disk.h"
+#include "base/disk/memory_disk.h"
 #include "checkpoint/format/checkpoint_reader.h"
 #include "checkpoint/format/data_file.h"
 #include "checkpoint/format/manifest.h"

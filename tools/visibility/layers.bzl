@@ -12,6 +12,7 @@ LAYERS = {
     "testing/pch": ["base"],
     "base/memory": ["base"],
     "base/system": ["base"],
+    "base/disk": ["base", "base/system"],
     "base/thread": ["base", "base/system"],
     "base/trace": ["base", "base/thread"],
     "base/step_memory": ["base", "base/memory", "base/thread", "base/trace"],
