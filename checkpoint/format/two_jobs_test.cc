@@ -19,13 +19,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_matchers.h"
-#include "base/disk/faulty_files.h"
-#include "base/disk/memory_disk.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/checkpoint_reader.h"
 #include "checkpoint/format/sample_checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/disk/faulty_files.h"
+#include "testing/disk/memory_disk.h"
 
 namespace tessera {
 namespace {

@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "base/disk/disk_ring.h"
-#include "base/disk/faulty_files.h"
 #include "base/disk/file_system.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "offload/disk/swap_file.h"
+#include "testing/disk/faulty_files.h"
 
 namespace tessera {
 

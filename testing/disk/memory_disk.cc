@@ -1,4 +1,4 @@
-#include "base/disk/memory_disk.h"
+#include "testing/disk/memory_disk.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -5,8 +5,8 @@
 //   files.before = [](int64_t k, const char*) { return k == 7 ? -ENOSPC : 0; };
 //
 // Threads: any.
-#ifndef BASE_DISK_FAULTY_FILES_H_
-#define BASE_DISK_FAULTY_FILES_H_
+#ifndef TESTING_DISK_FAULTY_FILES_H_
+#define TESTING_DISK_FAULTY_FILES_H_
 
 #include <algorithm>
 #include <atomic>
@@ -130,4 +130,4 @@ class FaultyFiles : public FileSystem {
 };
 
 }  // namespace tessera
-#endif  // BASE_DISK_FAULTY_FILES_H_
+#endif  // TESTING_DISK_FAULTY_FILES_H_

@@ -12,8 +12,8 @@
 // written bytes any sectors, in any order.
 //
 // Threads: any.
-#ifndef BASE_DISK_MEMORY_DISK_H_
-#define BASE_DISK_MEMORY_DISK_H_
+#ifndef TESTING_DISK_MEMORY_DISK_H_
+#define TESTING_DISK_MEMORY_DISK_H_
 
 #include <cstdint>
 #include <functional>
@@ -21,7 +21,7 @@
 #include <memory>
 #include <string>
 
-#include "base/disk/faulty_files.h"
+#include "testing/disk/faulty_files.h"
 
 namespace tessera {
 
@@ -50,4 +50,4 @@ class MemoryDisk : public FaultyFiles {
 };
 
 }  // namespace tessera
-#endif  // BASE_DISK_MEMORY_DISK_H_
+#endif  // TESTING_DISK_MEMORY_DISK_H_
