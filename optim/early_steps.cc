@@ -87,7 +87,7 @@ int64_t EarlySteps::NextBytes(size_t with) const {
   for (size_t u = 0; u < units_.size(); ++u) {
     for (const TieredBuffer* const buffer : flats_[u]->states().Written()) {
       if (!buffer->on_host()) continue;
-      if (u == with || buffer->has_next()) bytes += buffer->bytes();
+      if (u == with || buffer->next().defined()) bytes += buffer->bytes();
     }
     if (u == with && OnDisk(u)) {
       const at::Tensor now = WrittenInMemory(*flats_[u]);
@@ -193,13 +193,13 @@ void EarlySteps::BeginStep() {
 }
 
 void EarlySteps::EndStep() {
-  if (taken_ > taken_before_) Foresee();
+  if (taken_ > taken_before_) Prefetch();
   order_.clear();
 }
 
 // The next backward's gradients come in the same order, most likely. Where
 // parameters are on the disk it has no idle time: gathers come first there.
-void EarlySteps::Foresee() {
+void EarlySteps::Prefetch() {
   UpdateStream* stream = nullptr;
   std::vector<std::vector<TieredBuffer*>> units;
   for (const size_t u : order_) {
@@ -211,7 +211,7 @@ void EarlySteps::Foresee() {
       if (state->on_disk()) states.push_back(state);
     }
   }
-  if (stream != nullptr) stream->Foresee(units);
+  if (stream != nullptr) stream->Prefetch(units);
 }
 
 // What it has written to memory goes to its place behind it.
