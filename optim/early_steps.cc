@@ -49,8 +49,10 @@ absl::Status BringGradient(FlatParameter* flat, FlatGradient* gradient) {
 bool EarlySteps::OnDisk(size_t u) const {
   const FlatParameter& flat = *flats_[u];
   const OptimizerOptions& options = states_.OptionsOf(u);
-  if (IsDirection(FormulaOf(options)) || options.custom != nullptr)
+  if (IsDirection(FormulaOf(options)) || options.custom != nullptr ||
+      !states_.made(u)) {
     return false;
+  }
   const std::vector<TieredBuffer>& moments = flat.states().moments();
   const auto on_disk = [](const TieredBuffer& b) { return b.on_disk(); };
   return flat.device().is_cpu() && flat.options().states == Tier::kDisk &&
@@ -167,9 +169,14 @@ void EarlySteps::Start(size_t u, FlatGradient* gradient,
 void EarlySteps::Drop() {
   order_.clear();
   for (size_t u = 0; u < units_.size(); ++u) {
-    if (!units_[u].pushed.has_value()) continue;
-    (void)flats_[u]->options().stream->Drain();  // an error is the next Step's
-    units_[u].pushed.reset();
+    if (units_[u].pushed.has_value()) {
+      (void)flats_[u]
+          ->options()
+          .stream->Drain();  // an error is the next Step's
+      units_[u].pushed.reset();
+    }
+    // A load may have dropped its states.
+    if (!OnDisk(u)) units_[u].next = nullptr;
   }
 }
 
