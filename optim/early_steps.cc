@@ -170,9 +170,8 @@ void EarlySteps::Drop() {
   order_.clear();
   for (size_t u = 0; u < units_.size(); ++u) {
     if (units_[u].pushed.has_value()) {
-      (void)flats_[u]
-          ->options()
-          .stream->Drain();  // an error is the next Step's
+      // An error is the next Step's.
+      (void)flats_[u]->options().stream->Drain();
       units_[u].pushed.reset();
     }
     // A load may have dropped its states.
