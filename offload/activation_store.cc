@@ -13,7 +13,7 @@
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "c10/core/StreamGuard.h"
-#include "offload/tiered_buffer.h"
+#include "offload/tier_room.h"
 
 namespace tessera {
 namespace {
@@ -37,8 +37,7 @@ class ActivationStore::Entry {
     this->store->gone_ += bytes;
   }
   ~Entry() {
-    (void)under_way.Wait();  // it uses `memory`
-    if (extent.bytes > 0) store->disk_->Free(extent);
+    (void)under_way.Wait();  // it uses `memory` and `room`
     store->gone_ -= bytes;
   }
 
@@ -47,8 +46,7 @@ class ActivationStore::Entry {
   const at::Device device;
   const int64_t bytes;
   const std::string what;
-  SwapExtent extent;  // on the disk, or
-  TieredBuffer host;  // there
+  TierRoom room;
   SwapFuture under_way;
   absl::Status status;  // of what was written
   // What is being written, or has come back and has not been asked for.
@@ -113,26 +111,23 @@ absl::StatusOr<ActivationStore::Stored> ActivationStore::Group::Put(
 absl::Status ActivationStore::StartOut(Entry* entry,
                                        const c10::Storage& storage) {
   TorchScope scope;
+  const auto state = std::make_shared<const TieredState>(TieredState{
+      entry->bytes, at::kByte, entry->device, MemoryKind::kOther, entry->what});
+  TESSERA_ASSIGN_OR_RETURN(entry->room, TierRoom::Allocate(state, disk_));
   if (disk_ != nullptr) {
-    auto extent = disk_->Allocate(entry->bytes);
-    TESSERA_RETURN_IF_ERROR(Annotate(extent.status(), entry->what));
-    entry->extent = *extent;
     entry->memory = storage;
-    entry->under_way = disk_->Write(entry->extent, 0, entry->memory.data(),
-                                    entry->bytes, entry->what);
+    entry->under_way =
+        disk_->Write(entry->room.extent(), 0, entry->memory.data(),
+                     entry->bytes, entry->what);
     return absl::OkStatus();
   }
-  TESSERA_ASSIGN_OR_RETURN(
-      entry->host, TieredBuffer::Allocate(entry->bytes, at::kByte,
-                                          entry->device, MemoryKind::kOther,
-                                          {Tier::kHost, nullptr}, entry->what));
   const at::Tensor from =
       at::empty({0}, at::TensorOptions(at::kByte).device(entry->device))
           .set_(storage, 0, {entry->bytes}, {1});
   const StreamPoint made = StreamPoint::Now(entry->device);
   const c10::StreamGuard side(SideStream(entry->device));
   made.Order();
-  TESSERA_RETURN_IF_ERROR(entry->host.CopyFrom({0, entry->bytes}, from));
+  TESSERA_RETURN_IF_ERROR(entry->room.CopyFrom({0, entry->bytes}, from));
   KeepForCurrentStream(from);
   entry->out = StreamPoint::Now(entry->device);
   return absl::OkStatus();
@@ -171,14 +166,15 @@ absl::Status ActivationStore::StartBack(Entry* entry) {
   stats_.bytes_back += entry->bytes;
   if (disk_ != nullptr) {
     entry->memory = to.storage();
-    entry->under_way = disk_->ReadUrgent(
-        entry->extent, 0, to.mutable_data_ptr(), entry->bytes, entry->what);
+    entry->under_way =
+        disk_->ReadUrgent(entry->room.extent(), 0, to.mutable_data_ptr(),
+                          entry->bytes, entry->what);
     return absl::OkStatus();
   }
   const StreamPoint made = StreamPoint::Now(entry->device);
   const c10::StreamGuard side(SideStream(entry->device));
   made.Order();  // what had its memory before
-  TESSERA_RETURN_IF_ERROR(entry->host.CopyTo({0, entry->bytes}, to));
+  TESSERA_RETURN_IF_ERROR(entry->room.CopyTo({0, entry->bytes}, to));
   KeepForCurrentStream(to);
   entry->back = StreamPoint::Now(entry->device);
   entry->memory = to.storage();  // only now: after an error it holds nothing

@@ -166,7 +166,7 @@ void ShardStates::DropNext() {
 
 void ShardStates::SwapNext() {
   for (TieredBuffer* const buffer : Written()) {
-    if (buffer->has_next()) buffer->Flip();
+    if (buffer->next().defined()) buffer->SwapNext();
   }
 }
 

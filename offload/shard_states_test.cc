@@ -128,13 +128,14 @@ TEST_P(ShardStatesTest, NextValuesReplaceThoseOfNow) {
   TESSERA_ASSERT_OK(states_.AddMoments({{"exp_avg", at::kFloat}}, Disk()));
   TESSERA_ASSERT_OK(states_.MakeRoomForNext());
   TieredBuffer& moment = states_.moments()[0];
-  ASSERT_TRUE(moment.has_next());
-  const int64_t now = moment.extent().begin, next = moment.next()->begin;
+  ASSERT_TRUE(moment.next().defined());
+  const int64_t now = moment.room().extent().begin,
+                next = moment.next().extent().begin;
   states_.SwapNext();
-  EXPECT_EQ(moment.extent().begin, next);
-  EXPECT_EQ(moment.next()->begin, now);
+  EXPECT_EQ(moment.room().extent().begin, next);
+  EXPECT_EQ(moment.next().extent().begin, now);
   states_.DropNext();
-  EXPECT_FALSE(moment.has_next());
+  EXPECT_FALSE(moment.next().defined());
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ShardStatesTest, ::testing::Values(true, false));

@@ -1,12 +1,7 @@
 // TieredBuffer: [n] elements of one state of one unit (its masters, or a moment
 // of the optimizer), of a format (offload/element_format.h), which lie in a
-// tier:
-//
-//   kMemory   of the device where the unit is: a FlatBuffer, always: View
-//   kHost     pinned memory of the host, of a unit on a device. A step works on
-//             it there: Host
-//   kDisk     an extent of the rank's swap file. A step streams it through a
-//             few small buffers (offload/update_stream.h)
+// tier: in memory of the device where the unit is (a FlatBuffer, always: View),
+// or off it (offload/tier_room.h).
 //
 // Other users of an offloaded buffer raise it to memory for a moment:
 //
@@ -14,13 +9,7 @@
 //     ... raised.View() ...
 //     return raised.Commit();  // where that has changed
 //
-// On a disk, elements that nobody has written are zeros, and cost no write.
-// Copies between a device and the host are ASYNC, on the current stream, and
-// are ordered whatever their streams; copies between a device and a disk block,
-// and take as much of the host's memory.
-//
-// Errors are those of the swap file, ResourceExhausted where memory or room on
-// the disk is refused.
+// Errors are those of TierRoom.
 //
 // Threads: none of its own; the caller orders the calls. ReadBytes of an
 // offloaded buffer may run concurrently with Raise and Drop; tier and size may
@@ -30,7 +19,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -39,30 +27,11 @@
 #include "absl/status/statusor.h"
 #include "base/layout/flat_buffer.h"
 #include "base/layout/layout.h"
-#include "base/stream/stream_point.h"
 #include "offload/disk/swap_file.h"
 #include "offload/element_format.h"
-#include "offload/pinned_buffer.h"
+#include "offload/tier_room.h"
 
 namespace tessera {
-
-enum class Tier : uint8_t { kMemory, kHost, kDisk };
-
-// HostElements: elements on the host, of a unit on a device, as they are once
-// the device has done its work on them so far.
-struct HostElements {
-  at::Tensor elements;       // as View
-  StreamPoint read, filled;  // by the device
-  ElementFormat format;
-  // Returns a range of them, for a thread that works on memory which others
-  // have views of. REQUIRES: begins with a block.
-  at::Tensor Part(Range range) const {
-    const Range part = format.InTensor(range);
-    return ElementsOver(elements, part.begin, part.numel());
-  }
-  // Waits until the host may read and write them. Blocking; throws c10::Error.
-  const at::Tensor& Wait() const;
-};
 
 class TieredBuffer {
  public:
@@ -85,21 +54,24 @@ class TieredBuffer {
   // was. REQUIRES: one of the two places is kMemory, or they are the same; not
   // raised.
   absl::Status Move(Place to);
-  TieredBuffer(TieredBuffer&& other) noexcept;
+  TieredBuffer(TieredBuffer&&) = default;
   TieredBuffer& operator=(TieredBuffer&& other) noexcept;
   ~TieredBuffer() { Reset(); }
   void Reset();
 
-  bool defined() const { return numel_ >= 0; }
-  int64_t numel() const { return defined() ? numel_ : 0; }
-  const ElementFormat& format() const { return format_; }
-  at::ScalarType dtype() const { return format_.dtype; }  // of tensors
-  int64_t bytes() const { return format_.BytesOf(numel()); }
-  Tier tier() const { return tier_; }
-  bool on_disk() const { return tier_ == Tier::kDisk; }
-  bool on_host() const { return tier_ == Tier::kHost; }
+  bool defined() const { return state_ != nullptr; }
+  int64_t numel() const { return state().numel; }
+  const ElementFormat& format() const { return state().format; }
+  at::ScalarType dtype() const { return format().dtype; }  // of tensors
+  int64_t bytes() const { return state().bytes(); }
+  const std::string& what() const { return state().what; }
+  Tier tier() const {
+    return on_disk() ? Tier::kDisk : on_host() ? Tier::kHost : Tier::kMemory;
+  }
+  bool on_disk() const { return room_.disk() != nullptr; }
+  bool on_host() const { return room_.on_host(); }
   // Whether it is offloaded: not where its unit is, except while it is raised.
-  bool elsewhere() const { return on_disk() || on_host(); }
+  bool elsewhere() const { return room_.defined(); }
   // Returns the bytes of the device's memory that it takes now.
   int64_t resident_bytes() const { return memory_.bytes(); }
 
@@ -110,7 +82,7 @@ class TieredBuffer {
   const at::Tensor& View() const { return memory_.View(); }
   // Returns a range of the elements. REQUIRES: begins with a block.
   at::Tensor View(Range range) const {
-    return memory_.View(format_.InTensor(range));
+    return memory_.View(format().InTensor(range));
   }
   const FlatBuffer& memory() const { return memory_; }
   // Gives away the memory; the buffer is undefined then. REQUIRES:
@@ -131,17 +103,19 @@ class TieredBuffer {
 
   // ---- elsewhere
 
+  // Returns where it lies off its device; undefined where it does not.
+  TierRoom& room() { return room_; }
+  const TierRoom& room() const { return room_; }
   // Copy elements of the offloaded buffer, raised or not, to `to` or from
   // `from`, which look as View(range) and are on the unit's device. CopyFrom
-  // requires what WriteBytes does.
+  // requires what TierRoom::WriteBytes does; CopyTo copies from memory, too.
   absl::Status CopyTo(Range range, const at::Tensor& to) const;
-  absl::Status CopyFrom(Range range, const at::Tensor& from);
+  absl::Status CopyFrom(Range range, const at::Tensor& from) {
+    return room_.CopyFrom(range, from);
+  }
   // Copies bytes [begin, begin + bytes) to `to`, from the host or disk if it is
   // offloaded. Blocking.
   absl::Status ReadBytes(int64_t begin, int64_t bytes, char* to) const;
-
-  // ---- on the host
-
   // Returns the elements, which the host may read and write after Wait, until
   // the buffer is next raised or copied. REQUIRES: on the host, and not raised.
   HostElements Host() const;
@@ -150,52 +124,25 @@ class TieredBuffer {
 
   // Makes as much room again where it lies, on the host or on a disk, so that
   // its next values can be written there while it keeps the old ones, until
-  // Flip exchanges the two. REQUIRES: elsewhere. ResourceExhausted. LOCAL.
+  // SwapNext exchanges the two. REQUIRES: elsewhere. ResourceExhausted. LOCAL.
   absl::Status MakeRoomForNext();
-  bool has_next() const { return next_.has_value() || next_host_.defined(); }
-  const std::optional<SwapExtent>& next() const { return next_; }  // on a disk
-  HostElements NextOnHost() const;
-  // Exchanges the values with the next ones. REQUIRES: has_next, all of it
-  // written or being written; not raised.
-  void Flip();
+  const TierRoom& next() const { return next_; }  // undefined: there is none
+  // Exchanges the values with the next ones. REQUIRES: next().defined(), all of
+  // it written or being written; not raised.
+  void SwapNext();
   // Frees the room for next values. REQUIRES: nobody writes there.
-  void DropNext();
-
-  // ---- on a disk
-
-  SwapFile* disk() const { return disk_.get(); }
-  const SwapExtent& extent() const { return extent_; }
-  const std::string& what() const { return what_; }
-  // Whether it was never written: its elements are zeros, whatever the disk has
-  // there. Whoever writes the whole extent calls SetWritten.
-  bool zeros() const { return zeros_; }
-  void SetWritten() { zeros_ = false; }
-  // Writes bytes to the disk. REQUIRES: on a disk; `begin` is a multiple of
-  // kSwapAlignment; all bytes are written if zeros(). Blocking.
-  absl::Status WriteBytes(int64_t begin, int64_t bytes, const void* from);
+  void DropNext() { next_.Reset(); }
 
  private:
-  void FreeElsewhere();
-  Range AllElements() const { return {0, numel_}; }
-  int64_t TensorNumel() const { return format_.TensorNumel(numel_); }
+  const TieredState& state() const {
+    static const TieredState& none = *new TieredState;
+    return defined() ? *state_ : none;
+  }
 
-  Tier tier_ = Tier::kMemory;
-  std::shared_ptr<SwapFile> disk_;
-  SwapExtent extent_;
-  std::optional<SwapExtent> next_;
-  std::string what_;
-  bool zeros_ = false;
+  std::shared_ptr<const TieredState> state_;  // null: undefined
+  TierRoom room_, next_;
   SwapFuture storing_;
-  PinnedBuffer host_;         // on the host
-  mutable StreamPoint read_;  // the device has read host_ so far
-  StreamPoint filled_;        // and has written it
-  PinnedBuffer next_host_;
-  StreamPoint next_read_, next_filled_;  // of that
   FlatBuffer memory_;
-  int64_t numel_ = -1;
-  ElementFormat format_;
-  at::Device device_ = at::kCPU;
-  MemoryKind kind_ = MemoryKind::kOther;
 };
 
 // Raised: keeps a buffer in memory from Of to the end of this, or to Commit. It

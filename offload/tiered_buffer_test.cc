@@ -98,10 +98,10 @@ TEST_P(TieredBufferTest, SaysWhatItIs) {
     EXPECT_EQ(buffer.bytes(), 12000);
     EXPECT_EQ(buffer.what(), "moments");
     EXPECT_EQ(buffer.on_disk(), !in_memory);
-    EXPECT_EQ(buffer.disk(), in_memory ? nullptr : file_.get());
+    EXPECT_EQ(buffer.room().disk().get(), in_memory ? nullptr : file_.get());
     EXPECT_EQ(buffer.in_memory(), in_memory);
     EXPECT_EQ(buffer.resident_bytes(), in_memory ? 12000 : 0);
-    EXPECT_EQ(buffer.extent().bytes, in_memory ? 0 : 3 * kPage);
+    EXPECT_EQ(buffer.room().extent().bytes, in_memory ? 0 : 3 * kPage);
     TESSERA_EXPECT_OK(buffer.Raise());
     EXPECT_EQ(buffer.resident_bytes(), 12000);
     buffer.Reset();
@@ -144,11 +144,11 @@ TEST_P(TieredBufferTest, WhatNobodyWroteIsZerosAndCostsNothing) {
   const SwapStats before = file_->stats();
   TieredBuffer buffer = Allocate(3000);
   EXPECT_EQ(file_->stats().file_bytes, before.file_bytes);
-  EXPECT_TRUE(buffer.zeros());
+  EXPECT_TRUE(buffer.room().zeros());
   ExpectHolds(&buffer, torch::zeros({3000}));
   TESSERA_EXPECT_OK(buffer.Raise());
   TESSERA_EXPECT_OK(buffer.Lower(/*changed=*/false));
-  EXPECT_TRUE(buffer.zeros());
+  EXPECT_TRUE(buffer.room().zeros());
   std::vector<char> got(12000, 'x');
   TESSERA_EXPECT_OK(buffer.ReadBytes(0, 12000, got.data()));
   EXPECT_EQ(got, std::vector<char>(12000));
@@ -158,11 +158,11 @@ TEST_P(TieredBufferTest, WhatNobodyWroteIsZerosAndCostsNothing) {
   // Who writes all of it elsewhere says so.
   const at::Tensor values = Numbers(3000);
   TESSERA_EXPECT_OK(file_
-                        ->Write(buffer.extent(), 0, values.const_data_ptr(),
-                                buffer.bytes(), "a")
+                        ->Write(buffer.room().extent(), 0,
+                                values.const_data_ptr(), buffer.bytes(), "a")
                         .Wait());
-  buffer.SetWritten();
-  EXPECT_FALSE(buffer.zeros());
+  buffer.room().SetWritten();
+  EXPECT_FALSE(buffer.room().zeros());
   ExpectHolds(&buffer, values);
   TieredBuffer in_memory = Allocate(3000, at::kFloat, /*in_memory=*/true);
   EXPECT_TRUE(at::equal(in_memory.View(), torch::zeros({3000})));
@@ -193,7 +193,7 @@ TEST_P(TieredBufferTest, WhatIsLoweredAsChangedComesBack) {
     for (const int64_t numel : {0, 1, 511, 512, 1024, 5001}) {
       TieredBuffer buffer = AllocateWith(Numbers(numel, dtype));
       EXPECT_FALSE(buffer.in_memory());
-      EXPECT_FALSE(buffer.zeros());
+      EXPECT_FALSE(buffer.room().zeros());
       EXPECT_EQ(buffer.resident_bytes(), 0);
       ExpectHolds(&buffer, Numbers(numel, dtype));
       Write(&buffer, Numbers(numel, dtype).neg());
@@ -281,7 +281,7 @@ TEST_P(TieredBufferTest, ReadsBytesFromAnyPlace) {
 TEST_P(TieredBufferTest, AMovedOneKeepsItsPlace) {
   TieredBuffer from = AllocateWith(Numbers(1024));
   TESSERA_ASSERT_OK(from.Raise());
-  const int64_t begin = from.extent().begin;
+  const int64_t begin = from.room().extent().begin;
   TieredBuffer to(std::move(from));
   EXPECT_FALSE(from.defined());  // NOLINT: is what is tested
   EXPECT_FALSE(from.on_disk());
@@ -289,24 +289,25 @@ TEST_P(TieredBufferTest, AMovedOneKeepsItsPlace) {
   from.Reset();  // frees nothing
   EXPECT_TRUE(at::equal(to.View(), Numbers(1024)));
   TESSERA_EXPECT_OK(to.Lower(/*changed=*/false));
-  EXPECT_EQ(to.extent().begin, begin);
+  EXPECT_EQ(to.room().extent().begin, begin);
   EXPECT_EQ(to.what(), "moments");
-  EXPECT_NE(Allocate(1024).extent().begin, begin);
+  EXPECT_NE(Allocate(1024).room().extent().begin, begin);
   ExpectHolds(&to, Numbers(1024));
 }
 
 TEST_P(TieredBufferTest, RoomIsUsedAgain) {
   const auto file_bytes = [&] { return file_->stats().file_bytes; };
   TieredBuffer one = Allocate(2048), two = Allocate(2048);
-  const int64_t first = one.extent().begin, second = two.extent().begin;
+  const int64_t first = one.room().extent().begin,
+                second = two.room().extent().begin;
   EXPECT_EQ(file_bytes(), 4 * kPage);
   one.Reset();
   one = Allocate(2048);
-  EXPECT_EQ(one.extent().begin, first);
+  EXPECT_EQ(one.room().extent().begin, first);
   one = std::move(two);  // frees what it had, and keeps what it gets
   two = Allocate(2048);
-  EXPECT_EQ(one.extent().begin, second);
-  EXPECT_EQ(two.extent().begin, first);
+  EXPECT_EQ(one.room().extent().begin, second);
+  EXPECT_EQ(two.room().extent().begin, first);
   EXPECT_EQ(file_bytes(), 4 * kPage);
   { const TieredBuffer three = Allocate(2048); }
   EXPECT_EQ(file_bytes(), 6 * kPage);
@@ -316,7 +317,7 @@ TEST_P(TieredBufferTest, RoomIsUsedAgain) {
 
 TEST_P(TieredBufferTest, AFullDiskNamesIt) {
   file_ = Open();
-  system_.fallocate_error = ENOSPC;
+  system_.allocate_error = ENOSPC;
   EXPECT_THAT(
       TieredBuffer::Allocate(10, at::kFloat, at::kCPU, MemoryKind::kOptimizer,
                              {Tier::kDisk, file_}, "exp_avg of unit x"),
@@ -344,11 +345,11 @@ TEST_P(TieredBufferTest, AFailedWriteNamesItAndLeavesItRaised) {
   Fail(/*writes=*/true);
   EXPECT_THAT(buffer.Lower(/*changed=*/true), IsError("writing"));
   ASSERT_TRUE(buffer.in_memory());
-  EXPECT_TRUE(buffer.zeros());
+  EXPECT_TRUE(buffer.room().zeros());
   EXPECT_TRUE(at::equal(buffer.View(), Numbers(2000)));
   system_.answer = nullptr;
   TESSERA_EXPECT_OK(buffer.Lower(/*changed=*/true));
-  EXPECT_FALSE(buffer.zeros());
+  EXPECT_FALSE(buffer.room().zeros());
   ExpectHolds(&buffer, Numbers(2000));
 }
 

@@ -10,7 +10,6 @@
 #include "base/status.h"
 #include "base/thread/start_thread.h"
 #include "base/trace/trace.h"
-#include "offload/update_stream_unit.h"
 
 namespace tessera {
 namespace {
@@ -31,9 +30,9 @@ absl::StatusOr<std::unique_ptr<UpdateStream>> UpdateStream::Create(
   TESSERA_CHECK(options.slice_numel % kNumelUnit == 0 && options.buffers > 0);
   std::unique_ptr<UpdateStream> stream(
       new UpdateStream(std::move(disk), options));
-  TESSERA_ASSIGN_OR_RETURN(std::vector<Buffer> buffers,
-                           stream->TakeMemory(options.most_states));
-  stream->Use(std::move(buffers));
+  TESSERA_ASSIGN_OR_RETURN(stream->buffers_,
+                           stream->Buffers(options.most_states));
+  stream->buffers_->Register();
   // libtorch gives new threads as many as the last one was set to.
   const int all = at::get_num_threads();
   const int some = std::max(1, static_cast<int>(options.threads * all));
@@ -50,45 +49,20 @@ absl::StatusOr<std::unique_ptr<UpdateStream>> UpdateStream::Create(
   return stream;
 }
 
-absl::StatusOr<std::vector<UpdateStream::Buffer>> UpdateStream::TakeMemory(
+absl::StatusOr<std::unique_ptr<SliceBuffers>> UpdateStream::Buffers(
     int64_t states) const {
-  const int64_t state_bytes = options_.slice_numel * options_.item_bytes;
-  const int64_t bytes = states * state_bytes + kSwapAlignment;
-  std::vector<Buffer> buffers(static_cast<size_t>(options_.buffers));
-  if (states == 0) return buffers;
-  for (Buffer& buffer : buffers) {
-    TESSERA_ASSIGN_OR_RETURN(buffer.memory,
-                             AllocateCounted(bytes, MemoryKind::kOptimizer));
-    char* at = buffer.memory.data_as<char>();
-    at += (kSwapAlignment - reinterpret_cast<uintptr_t>(at) % kSwapAlignment) %
-          kSwapAlignment;
-    for (int64_t i = 0; i < states; ++i) {
-      buffer.data.push_back(at + i * state_bytes);
-    }
-  }
-  return buffers;
-}
-
-void UpdateStream::Use(std::vector<Buffer> buffers) {
-  for (const Buffer& buffer : buffers_) {
-    if (!buffer.data.empty()) disk_->Unregister(buffer.data[0]);
-  }
-  buffers_ = std::move(buffers);
-  memory_bytes_ = 0;
-  for (const Buffer& buffer : buffers_) {
-    if (buffer.data.empty()) continue;
-    memory_bytes_ += buffer.memory.bytes();
-    disk_->Register(buffer.data[0], buffer.memory.bytes() - kSwapAlignment);
-  }
+  return SliceBuffers::Allocate(disk_.get(), options_.buffers, states,
+                                options_.slice_numel * options_.item_bytes);
 }
 
 absl::Status UpdateStream::Reserve(int64_t states) {
   TESSERA_RETURN_IF_ERROR(Drain());
   if (states <= options_.most_states) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(std::vector<Buffer> buffers, TakeMemory(states));
+  TESSERA_ASSIGN_OR_RETURN(auto buffers, Buffers(states));
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&waits_));  // the thread, which uses them
-  Use(std::move(buffers));
+  buffers_ = std::move(buffers);
+  buffers_->Register();
   options_.most_states = states;
   return absl::OkStatus();
 }
@@ -100,34 +74,6 @@ UpdateStream::~UpdateStream() {
     stopping_ = true;
   }
   if (thread_.joinable()) thread_.join();
-  Use({});
-}
-
-std::shared_ptr<UpdateStream::Unit> UpdateStream::UnitOf(StreamedUpdate update,
-                                                         bool early) const {
-  auto unit = std::make_shared<Unit>();
-  unit->numel = update.numel;
-  if (early) unit->fate = Unit::Fate::kSpeculative;
-  for (const StreamedUpdate::State& each : update.states) {
-    const TieredBuffer* const state = each.buffer;
-    const int64_t slice_bytes = state->format().BytesOf(options_.slice_numel);
-    TESSERA_CHECK(state->disk() == disk_.get() && !state->in_memory() &&
-                  state->numel() == unit->numel &&
-                  slice_bytes <= options_.slice_numel * options_.item_bytes &&
-                  slice_bytes % kSwapAlignment == 0)
-        << state->what();
-    Unit::Place place = {state->extent(), state->extent(), state->zeros()};
-    if (early && each.written) place.to = state->next().value();
-    unit->places.push_back(place);
-    unit->changed.push_back(each.written ? each.buffer : nullptr);
-  }
-  TESSERA_CHECK(static_cast<int64_t>(update.states.size()) <=
-                options_.most_states);
-  if (update.unit.empty() && !update.states.empty()) {
-    update.unit = std::string(UnitInText(update.states[0].buffer->what()));
-  }
-  unit->update = std::move(update);
-  return unit;
 }
 
 int64_t& UpdateStream::CountOf(const Unit& unit) {
@@ -148,6 +94,17 @@ void UpdateStream::TakeOver(const Early& unit) {
 }
 
 void UpdateStream::Queue(std::shared_ptr<Unit> unit) {
+  const std::vector<StreamedUpdate::State>& states = unit->update.states;
+  TESSERA_CHECK(static_cast<int64_t>(states.size()) <= options_.most_states);
+  for (const StreamedUpdate::State& each : states) {
+    const TieredBuffer& state = *each.buffer;
+    const int64_t slice_bytes = state.format().BytesOf(options_.slice_numel);
+    TESSERA_CHECK(state.room().disk() == disk_ && !state.in_memory() &&
+                  state.numel() == unit->numel &&
+                  slice_bytes <= options_.slice_numel * options_.item_bytes &&
+                  slice_bytes % kSwapAlignment == 0)
+        << state.what();
+  }
   absl::MutexLock lock(&mutex_);
   ++CountOf(*unit);
   unit->drains = drains_;
@@ -157,14 +114,14 @@ void UpdateStream::Queue(std::shared_ptr<Unit> unit) {
 }
 
 UpdateStream::Pushed UpdateStream::Push(StreamedUpdate update) {
-  std::shared_ptr<Unit> unit = UnitOf(std::move(update), /*early=*/false);
+  std::shared_ptr<Unit> unit = Unit::Of(std::move(update), /*early=*/false);
   const Pushed pushed = {unit->computed.future(), unit->written.future()};
   Queue(std::move(unit));
   return pushed;
 }
 
 UpdateStream::Early UpdateStream::PushEarly(StreamedUpdate update) {
-  std::shared_ptr<Unit> unit = UnitOf(std::move(update), /*early=*/true);
+  std::shared_ptr<Unit> unit = Unit::Of(std::move(update), /*early=*/true);
   Queue(unit);
   return unit;
 }
@@ -187,7 +144,7 @@ std::optional<UpdateStream::Pushed> UpdateStream::Keep(
     if (early->stage < Unit::Stage::kComputed) early->held = std::move(held);
   }
   for (TieredBuffer* const state : early->changed) {
-    if (state != nullptr) state->Flip();
+    if (state != nullptr) state->SwapNext();
   }
   return Pushed{early->computed.future(), early->written.future()};
 }
@@ -221,25 +178,17 @@ void UpdateStream::DropQueued() {
   dropped = TakeQueuedEarly();
 }
 
-// Where they lie is this thread's to ask; whether they are zeros is not, while
-// they are being written.
-void UpdateStream::Foresee(
+void UpdateStream::Prefetch(
     const std::vector<std::vector<TieredBuffer*>>& units) {
-  std::deque<std::shared_ptr<Unit>> foreseen;
+  std::deque<std::shared_ptr<Unit>> predicted;
   for (const std::vector<TieredBuffer*>& states : units) {
-    auto unit = std::make_shared<Unit>();
     TESSERA_CHECK(static_cast<int64_t>(states.size()) <= options_.most_states);
-    for (TieredBuffer* const state : states) {
-      TESSERA_CHECK(state->disk() == disk_.get()) << state->what();
-      unit->numel = state->numel();
-      unit->update.states.push_back({state, /*read=*/true, /*written=*/false});
-      unit->places.push_back({state->extent(), {}, /*zeros=*/false});
-    }
-    if (unit->numel > 0) foreseen.push_back(std::move(unit));
+    auto unit = Unit::Reading(states);
+    if (unit->numel > 0) predicted.push_back(std::move(unit));
   }
   absl::MutexLock lock(&mutex_);
-  foreseen_.swap(foreseen);
-  foreseen_from_ = pushes_;
+  predicted_.swap(predicted);
+  predicted_from_ = pushes_;
 }
 
 absl::Status UpdateStream::Drain() {
@@ -247,7 +196,7 @@ absl::Status UpdateStream::Drain() {
   absl::MutexLock lock(&mutex_);
   ++drains_;
   dropped = TakeQueuedEarly();
-  foreseen_.clear();
+  predicted_.clear();
   forget_ = is_ahead_;
   mutex_.Await(absl::Condition(
       +[](UpdateStream* self) ABSL_NO_THREAD_SAFETY_ANALYSIS {

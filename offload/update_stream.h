@@ -30,14 +30,13 @@
 // (StartFetch).
 //
 // The first slices of what is likely to be pushed next can be read ahead, while
-// there is nothing else to read (Foresee).
+// there is nothing else to read (Prefetch).
 //
 // Source: ZeRO-Infinity (arXiv 2104.07857), section 5.2.
 // Threads: any.
 #ifndef OFFLOAD_UPDATE_STREAM_H_
 #define OFFLOAD_UPDATE_STREAM_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -53,13 +52,11 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/layout/layout.h"
-#include "base/memory/memory.h"
-#include "base/stream/stream_point.h"
-#include "comm/comm_promise.h"
 #include "comm/communicator.h"
 #include "offload/disk/swap_file.h"
+#include "offload/slice_buffers.h"
 #include "offload/tiered_buffer.h"
+#include "offload/update_unit.h"
 
 namespace tessera {
 
@@ -79,28 +76,6 @@ struct UpdateStreamOptions {
 // Returns the bytes of memory that the stream takes.
 int64_t StreamBytes(const UpdateStreamOptions& options);
 
-// The update of one unit.
-struct StreamedUpdate {
-  struct State {
-    TieredBuffer* buffer = nullptr;
-    bool read = true;     // false: `compute` writes all of it
-    bool written = true;  // false: `compute` only reads it
-  };
-  int64_t numel = 0;
-  std::string unit;  // for traces
-  // The states, all on the stream's disk and of `numel` elements. They belong
-  // to the stream, do not move and are not pushed again until Drain.
-  std::vector<State> states;
-  // Computes a slice: elements [slice.begin, slice.end) of states[i] lie at
-  // data[i], and are written from there. Called on the stream's thread, slice
-  // by slice; destroyed before the future ends.
-  std::function<absl::Status(Range slice, const std::vector<char*>& data)>
-      compute;
-  // Called after the last slice: returns the point of a device's work at which
-  // its changes there are done. Empty: nothing on a device was changed.
-  std::function<StreamPoint()> end;
-};
-
 // Statistics since Create.
 struct UpdateStreamStats {
   absl::Duration computing;  // in StreamedUpdate::compute
@@ -116,8 +91,6 @@ class UpdateStream {
       std::shared_ptr<SwapFile> disk, const UpdateStreamOptions& options);
   // Waits until all that was pushed is done.
   ~UpdateStream();
-  UpdateStream(const UpdateStream&) = delete;
-  UpdateStream& operator=(const UpdateStream&) = delete;
 
   // Done when all slices have been computed, and when they are also on the
   // disk. A waiter's current stream continues after StreamedUpdate::end.
@@ -127,25 +100,12 @@ class UpdateStream {
   // Queues an update. LOCAL, ASYNC.
   Pushed Push(StreamedUpdate update);
 
-  struct Unit;
-  // New values that are being copied or read to memory.
-  class Fetch {
-   public:
-    // Waits until they are there, and nothing writes to that memory any more.
-    absl::Status Wait() const;
-
-   private:
-    friend class UpdateStream;
-    size_t state_ = 0;
-    char* to_ = nullptr;
-    CommPromise taken_;  // of slices
-    SwapFuture read_;    // of others
-  };
+  using Fetch = StreamFetch;
   // Copies the new values of `state`, which is being updated, to `to`. Null
   // where it is not being updated: its values are on the disk. LOCAL, ASYNC.
   std::shared_ptr<const Fetch> StartFetch(const TieredBuffer& state, void* to);
 
-  using Early = std::shared_ptr<Unit>;
+  using Early = std::shared_ptr<StreamUnit>;
   // Queues a speculative update. The states that it reads must not change until
   // Drain, or until it is kept or dropped and the next pushed update begins.
   // REQUIRES: DrainKept; its written states have room for next values
@@ -172,7 +132,7 @@ class UpdateStream {
   // away. The states must not move or change until Drain, or until they are
   // pushed. It replaces earlier predictions that are not being read. LOCAL,
   // ASYNC.
-  void Foresee(const std::vector<std::vector<TieredBuffer*>>& units);
+  void Prefetch(const std::vector<std::vector<TieredBuffer*>>& units);
   // Waits until all that was pushed has been computed and written, drops early
   // updates and predictions, and returns the stream's error, if there was one.
   // LOCAL, blocking.
@@ -193,82 +153,51 @@ class UpdateStream {
   }
 
   const std::shared_ptr<SwapFile>& disk() const { return disk_; }  // or null
-  int64_t resident_bytes() const { return memory_bytes_; }
+  int64_t resident_bytes() const { return buffers_->bytes(); }
   UpdateStreamStats stats() const;
 
  private:
-  // A slice in memory.
-  struct Buffer {
-    CountedBuffer memory;
-    std::shared_ptr<Unit> unit;  // from its read to the end of its write
-    // The unit and range of the new values in this buffer; guarded by mutex_.
-    std::shared_ptr<Unit> computed;
-    Range slice;
-    std::vector<char*> data;  // by state
-    std::vector<SwapFuture> reads, writes;
-  };
+  using Unit = StreamUnit;
+  using Units = std::vector<std::shared_ptr<Unit>>;
 
   UpdateStream(std::shared_ptr<SwapFile> disk,
                const UpdateStreamOptions& options)
       : disk_(std::move(disk)), options_(options) {}
-  absl::StatusOr<std::vector<Buffer>> TakeMemory(int64_t states) const;
-  void Use(std::vector<Buffer> buffers);
-  void Run();
-  bool Next();
-  void ReadAhead();
-  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool MayForesee() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool HasRoom() const {
-    return read_ - computed_ < static_cast<int64_t>(buffers_.size());
-  }
-  int64_t FirstInMemory() const {
-    return std::max<int64_t>(0, read_ - static_cast<int64_t>(buffers_.size()));
-  }
-  std::shared_ptr<Unit> Pop() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Begin(std::shared_ptr<Unit> unit, const absl::Status& failed);
-  void Adopt(const std::shared_ptr<Unit>& unit);
-  void DropAhead();
-  void EndAhead();
-  void FailUnit(Unit* unit, const absl::Status& status);
-  void StartRead(const Unit& unit, size_t first_state, Buffer* buffer);
-  absl::Status Compute(Buffer* buffer);
-  void StartWrite(Buffer* buffer);
-  void AwaitWritten(Buffer* buffer);
-  void RetireWritten();
-  void EndSlice(Buffer* buffer, const absl::Status& status);
-  void EndComputed(Unit* unit);
-  void EndWritten(Unit* unit);
-  std::shared_ptr<Unit> UnitOf(StreamedUpdate update, bool early) const;
+  absl::StatusOr<std::unique_ptr<SliceBuffers>> Buffers(int64_t states) const;
   void Queue(std::shared_ptr<Unit> unit);
   void Announce(const std::shared_ptr<Unit>& unit)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Renounce(const Unit& unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void SetComputed(Buffer* buffer);
-  static void TakeSlice(const Buffer& buffer, Fetch* fetch);
-  void EndFetches(Unit* unit);
-  using Units = std::vector<std::shared_ptr<Unit>>;
   Units TakeQueuedEarly() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t& CountOf(const Unit& unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeOver(const Early& unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Buffer& At(int64_t slice_number) {
-    return buffers_[static_cast<size_t>(slice_number %
-                                        static_cast<int64_t>(buffers_.size()))];
-  }
+
+  // On the thread.
+  void Run();
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReadAhead();
+  bool Next();
+  std::shared_ptr<Unit> Pop() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayPrefetch() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Begin(std::shared_ptr<Unit> unit, const absl::Status& failed);
+  void Adopt(const std::shared_ptr<Unit>& unit);
+  void DropAhead();
+  absl::Status Compute(SliceBuffer* buffer);
+  void EndSlice(SliceBuffer* buffer);
+  void EndSlices(bool wait);
+  void FailUnit(Unit* unit, const absl::Status& status);
+  void EndComputed(Unit* unit);
+  void EndWritten(Unit* unit);
 
   const std::shared_ptr<SwapFile> disk_;
   UpdateStreamOptions options_;
   std::function<void()> before_write_;
-  int64_t memory_bytes_ = 0;
 
   // Used by the thread only, except in Reserve; what StartFetch reads of them
-  // is changed under mutex_. Slices are numbered as they come: those below
-  // computed_ have been computed, those below read_ are being read or have
-  // been; those from pushed_ on belong to units that are predicted.
-  std::vector<Buffer> buffers_;
-  int64_t read_ = 0, pushed_ = 0, computed_ = 0;
+  // is changed under mutex_.
+  std::unique_ptr<SliceBuffers> buffers_;
   std::shared_ptr<Unit> reading_;  // null: the next
   int64_t reading_at_ = 0;         // its elements below are being read
-  Units ahead_;  // those that are foreseen and read; the last may be reading_
+  Units ahead_;  // those that are predicted and read; the last may be reading_
 
   mutable absl::Mutex mutex_;
   std::deque<std::shared_ptr<Unit>> queue_ ABSL_GUARDED_BY(mutex_);
@@ -281,9 +210,9 @@ class UpdateStream {
   int64_t drains_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t pushes_ ABSL_GUARDED_BY(mutex_) = 0;
   // Predicted units that are not read yet, for pushes from number
-  // foreseen_from_ on.
-  std::deque<std::shared_ptr<Unit>> foreseen_ ABSL_GUARDED_BY(mutex_);
-  int64_t foreseen_from_ ABSL_GUARDED_BY(mutex_) = 0;
+  // predicted_from_ on.
+  std::deque<std::shared_ptr<Unit>> predicted_ ABSL_GUARDED_BY(mutex_);
+  int64_t predicted_from_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_ahead_ ABSL_GUARDED_BY(mutex_) = false;  // of ahead_ there are some
   bool forget_ ABSL_GUARDED_BY(mutex_) = false;    // them
   bool waits_ ABSL_GUARDED_BY(mutex_) = false;     // the thread, for work

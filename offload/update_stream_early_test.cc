@@ -98,7 +98,7 @@ TEST_P(UpdateStreamTest, DrainDropsThem) {
   AwaitComputed();
   TESSERA_EXPECT_OK(stream_->Drain());
   EXPECT_FALSE(stream_->Keep(early, nullptr).has_value());
-  EXPECT_TRUE(unit->states[0].zeros());
+  EXPECT_TRUE(unit->states[0].room().zeros());
   unit->ExpectAsInMemory();
 }
 
@@ -180,8 +180,8 @@ TEST_P(UpdateStreamTest, AnErrorOfOneIsItsOwn) {
     stream_->Drop(warm_up);
     TESSERA_ASSERT_OK(stream_->DrainKept());
     unit->slices.clear();
-    const int64_t first = (writes ? unit->states[1].next()->begin
-                                  : unit->states[1].extent().begin) +
+    const int64_t first = (writes ? unit->states[1].next().extent().begin
+                                  : unit->states[1].room().extent().begin) +
                           kSlice * 4;
     system_.answer = [=](bool write, int64_t offset, int64_t result) {
       return write == writes && offset == first ? -EIO : result;
@@ -232,7 +232,7 @@ TEST_P(UpdateStreamTest, AnErrorOfOneThatIsKeptIsThatOfAllThatComesAfter) {
   MakeStream(2);
   TestUnit* const unit = AddUnit(6 * kSlice);
   TESSERA_ASSERT_OK(unit->states[1].MakeRoomForNext());
-  const int64_t fails = unit->states[1].next()->begin + 3 * kSlice * 4;
+  const int64_t fails = unit->states[1].next().extent().begin + 3 * kSlice * 4;
   system_.answer = [=](bool write, int64_t offset, int64_t result) {
     return write && offset == fails ? -EIO : result;
   };

@@ -57,7 +57,7 @@ class ForeseenTest : public UpdateStreamTest {
   // All that there is memory for is being read.
   void Foresee(TestUnit* unit, size_t states = 2) {
     CountReads();
-    stream_->Foresee({StatesOf(unit, states)});
+    stream_->Prefetch({StatesOf(unit, states)});
     EXPECT_TRUE(AwaitReads(kBuffers * static_cast<int>(states) * kRequests));
   }
   static std::vector<TieredBuffer*> StatesOf(TestUnit* unit,
@@ -69,7 +69,7 @@ class ForeseenTest : public UpdateStreamTest {
   // Returns the last request of the second slice. A read ends with its first
   // error.
   static int64_t LastRequest(const TieredBuffer& state) {
-    return state.extent().begin + 2 * kSlice * 4 - kBlock;
+    return state.room().extent().begin + 2 * kSlice * 4 - kBlock;
   }
   void PushAndCompare(TestUnit* unit, int round) {
     TESSERA_EXPECT_OK(Push(unit, round).Wait());
@@ -127,7 +127,7 @@ TEST_P(ForeseenTest, SeveralAreReadInTheirOrder) {
   }
   for (const size_t come : {size_t{5}, size_t{3}, size_t{1}, size_t{0}}) {
     CountReads();
-    stream_->Foresee(states);
+    stream_->Prefetch(states);
     ASSERT_TRUE(AwaitReads(2 * (1 + 2 * kRequests + 1)));
     for (size_t i = 0; i < come; ++i) Push(units[i], 1);
     TESSERA_EXPECT_OK(stream_->DrainKept());
@@ -153,7 +153,7 @@ TEST_P(ForeseenTest, WhatWasPushedBeforeIsWrittenFirst) {
     return absl::OkStatus();
   });
   Push(other, 1);
-  stream_->Foresee({StatesOf(unit), StatesOf(other)});
+  stream_->Prefetch({StatesOf(unit), StatesOf(other)});
   go.Notify();
   EXPECT_TRUE(AwaitReads(2 * kRequests * (10 + kBuffers)));
   for (TestUnit* const each : {unit, other}) {
@@ -201,7 +201,7 @@ TEST_P(ForeseenTest, DrainForgetsIt) {
   TESSERA_ASSERT_OK(stream_->Reserve(5));  // whose memory is another
   std::vector<char>& now = unit->want[1];
   Change(at::kFloat, {0, unit->numel}, 1, 7, now.data());
-  TESSERA_EXPECT_OK(unit->states[1].WriteBytes(
+  TESSERA_EXPECT_OK(unit->states[1].room().WriteBytes(
       0, static_cast<int64_t>(now.size()), now.data()));
   PushAndCompare(unit, 1);
 }

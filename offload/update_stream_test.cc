@@ -59,7 +59,7 @@ TEST_P(UpdateStreamTest, ReadsAllButZerosAndWritesAll) {
   for (int round = 0; round < 3; ++round) {
     Push(unit, round);
     TESSERA_EXPECT_OK(stream_->Drain());
-    EXPECT_FALSE(unit->states[0].zeros());
+    EXPECT_FALSE(unit->states[0].room().zeros());
     const SwapStats now = file_->stats();
     EXPECT_EQ(now.bytes_written - before.bytes_written, bytes * (round + 1));
     EXPECT_EQ(now.bytes_read - before.bytes_read, bytes * round);

@@ -143,7 +143,7 @@ class UpdateStreamTest : public SwapFileTest {
   }
   // Requests of that kind fail from now on that touch byte `at` of the extent.
   void Fail(bool writes, const TieredBuffer& state, int64_t at) {
-    const int64_t first = state.extent().begin + at / kBlock * kBlock;
+    const int64_t first = state.room().extent().begin + at / kBlock * kBlock;
     system_.answer = [=](bool write, int64_t offset, int64_t result) {
       return write == writes && offset == first ? -EIO : result;
     };
@@ -158,7 +158,7 @@ class UpdateStreamTest : public SwapFileTest {
     EXPECT_THAT(Push(nothing).Wait(), error);
     EXPECT_THAT(stream_->Drain(), error);
     EXPECT_TRUE(more->slices.empty());
-    EXPECT_TRUE(more->states[0].zeros());
+    EXPECT_TRUE(more->states[0].room().zeros());
   }
 
   std::shared_ptr<SwapFile> file_;

@@ -8,7 +8,7 @@
 #include "base/torch_guard.h"
 #include "base/trace/trace.h"
 #include "c10/core/GradMode.h"
-#include "offload/update_stream_unit.h"
+#include "offload/update_stream.h"
 
 namespace tessera {
 
@@ -16,18 +16,25 @@ void UpdateStream::Run() {
   const c10::AutoGradMode no_grad(false);
   while (true) {
     ReadAhead();
-    if (computed_ < pushed_) {
-      Buffer& buffer = At(computed_++);
+    if (buffers_->computed < buffers_->pushed) {
+      SliceBuffer& buffer = buffers_->At(buffers_->computed++);
       const std::shared_ptr<Unit> unit = buffer.unit;
       const absl::Status status = Compute(&buffer);
       FailUnit(unit.get(), status);
-      if (status.ok()) SetComputed(&buffer);
+      if (status.ok()) {
+        absl::MutexLock lock(&mutex_);
+        buffer.computed = unit;
+        unit->numel_computed = buffer.slice.end;
+        for (const auto& fetch : unit->fetches) {
+          buffer.CopyComputed(fetch->state_, fetch->to_);
+        }
+      }
       if (buffer.slice.end == unit->numel) EndComputed(unit.get());
-      if (!status.ok()) EndSlice(&buffer, absl::OkStatus());
-      RetireWritten();
+      if (!status.ok()) EndSlice(&buffer);
+      EndSlices(/*wait=*/false);
       continue;
     }
-    for (int64_t i = FirstInMemory(); i < computed_; ++i) AwaitWritten(&At(i));
+    EndSlices(/*wait=*/true);
     {
       absl::MutexLock lock(&mutex_);
       waits_ = true;
@@ -42,8 +49,8 @@ void UpdateStream::Run() {
 
 // Whether there is something to do, or the stream ends.
 bool UpdateStream::HasWork() const {
-  return stopping_ || forget_ || !queue_.empty() || MayForesee() ||
-         (reading_ != nullptr && HasRoom());
+  return stopping_ || forget_ || !queue_.empty() || MayPrefetch() ||
+         (reading_ != nullptr && buffers_->HasRoom());
 }
 
 void UpdateStream::Fail(const absl::Status& status) {
@@ -66,13 +73,13 @@ void UpdateStream::FailUnit(Unit* unit, const absl::Status& status) {
 
 // And starts to write it. After an error of a slice before it nothing is
 // computed or written.
-absl::Status UpdateStream::Compute(Buffer* buffer) {
+absl::Status UpdateStream::Compute(SliceBuffer* buffer) {
   const absl::Duration begin = MonotonicNow();
   absl::Status read;
   {
     const TraceScope trace(TraceTrack::kHostUpdate, "wait for the disk",
                            buffer->unit->update.unit);
-    read = WaitForAll(&buffer->reads);
+    read = buffer->AwaitRead();
   }
   const absl::Duration computing = MonotonicNow();
   absl::Status status;
@@ -94,48 +101,31 @@ absl::Status UpdateStream::Compute(Buffer* buffer) {
     absl::MutexLock lock(&mutex_);
     stats_.computing += MonotonicNow() - computing;
   }
-  if (status.ok()) StartWrite(buffer);
+  if (status.ok()) buffer->StartWrite(disk_.get());
   return status;
 }
 
-void UpdateStream::StartWrite(Buffer* buffer) {
-  const std::vector<StreamedUpdate::State>& states =
-      buffer->unit->update.states;
-  for (size_t i = 0; i < states.size(); ++i) {
-    if (!states[i].written) continue;
-    const TieredBuffer& state = *states[i].buffer;
-    buffer->writes.push_back(disk_->Write(
-        buffer->unit->places[i].to, state.format().BytesOf(buffer->slice.begin),
-        buffer->data[i], state.format().BytesOf(buffer->slice.numel()),
-        state.what()));
-  }
-}
-
-// Waits until a buffer is written.
-void UpdateStream::AwaitWritten(Buffer* buffer) {
+// Ends a slice, when it has been written.
+void UpdateStream::EndSlice(SliceBuffer* buffer) {
   if (buffer->unit == nullptr) return;
   const absl::Duration begin = MonotonicNow();
-  const absl::Status status = WaitForAll(&buffer->writes);
+  const absl::Status status = buffer->AwaitWritten();
   {
     absl::MutexLock lock(&mutex_);
     stats_.stalled += MonotonicNow() - begin;
   }
-  EndSlice(buffer, status);
-}
-
-void UpdateStream::RetireWritten() {
-  for (int64_t i = FirstInMemory(); i < computed_; ++i) {
-    Buffer& buffer = At(i);
-    if (buffer.unit != nullptr && AllDone(buffer.writes)) AwaitWritten(&buffer);
-  }
-}
-
-// Nothing of it is under way.
-void UpdateStream::EndSlice(Buffer* buffer, const absl::Status& status) {
   const std::shared_ptr<Unit> unit = std::exchange(buffer->unit, nullptr);
   FailUnit(unit.get(), status);
   unit->numel_written += buffer->slice.numel();
   if (unit->numel_written == unit->numel) EndWritten(unit.get());
+}
+
+// Ends the slices that are written; all of them if it may wait.
+void UpdateStream::EndSlices(bool wait) {
+  for (int64_t i = buffers_->First(); i < buffers_->computed; ++i) {
+    SliceBuffer& buffer = buffers_->At(i);
+    if (wait || buffer.IsWritten()) EndSlice(&buffer);
+  }
 }
 
 void UpdateStream::EndComputed(Unit* unit) {
@@ -146,7 +136,7 @@ void UpdateStream::EndComputed(Unit* unit) {
   }
   for (const StreamedUpdate::State& state : unit->update.states) {
     if (unit->status.ok() && state.written && certain) {
-      state.buffer->SetWritten();
+      state.buffer->room().SetWritten();
     }
   }
   if (unit->update.end != nullptr) {  // after an error, too: some is on its way
@@ -156,21 +146,29 @@ void UpdateStream::EndComputed(Unit* unit) {
     FailUnit(unit, ended);
   }
   unit->update = StreamedUpdate();
-  EndFetches(unit);
+  // All of it is computed, or nothing more of it will be.
   std::shared_ptr<void> held;
+  std::vector<std::shared_ptr<Fetch>> fetches;
   {
     absl::MutexLock lock(&mutex_);
     unit->stage = Unit::Stage::kComputed;
     held = std::move(unit->held);
+    fetches.swap(unit->fetches);
   }
   held = nullptr;
+  for (const auto& fetch : fetches) fetch->taken_.End(unit->status);
   unit->computed.End(unit->status, unit->end);
 }
 
 void UpdateStream::EndWritten(Unit* unit) {
   unit->written.End(unit->status, unit->end);
   absl::MutexLock lock(&mutex_);
-  Renounce(*unit);
+  for (const TieredBuffer* const state : unit->changed) {
+    const auto changing = changing_.find(state);
+    if (changing != changing_.end() && changing->second.get() == unit) {
+      changing_.erase(changing);
+    }
+  }
   unit->stage = Unit::Stage::kWritten;
   --CountOf(*unit);
 }

@@ -123,8 +123,8 @@ class SliceStep {
       streamed_.push_back({buffer, read, written});
     } else if (buffer->on_host()) {
       place.now = buffer->Host();
-      if (options_.early && written && buffer->has_next()) {
-        place.next = buffer->NextOnHost();
+      if (options_.early && written && buffer->next().defined()) {
+        place.next = buffer->next().Host();
       }
     } else {
       place.now = {buffer->View(), {}, {}, buffer->format()};

@@ -49,8 +49,10 @@ absl::Status BringGradient(FlatParameter* flat, FlatGradient* gradient) {
 bool EarlySteps::OnDisk(size_t u) const {
   const FlatParameter& flat = *flats_[u];
   const OptimizerOptions& options = states_.OptionsOf(u);
-  if (IsDirection(FormulaOf(options)) || options.custom != nullptr)
+  if (IsDirection(FormulaOf(options)) || options.custom != nullptr ||
+      !states_.made(u)) {
     return false;
+  }
   const std::vector<TieredBuffer>& moments = flat.states().moments();
   const auto on_disk = [](const TieredBuffer& b) { return b.on_disk(); };
   return flat.device().is_cpu() && flat.options().states == Tier::kDisk &&
@@ -87,7 +89,7 @@ int64_t EarlySteps::NextBytes(size_t with) const {
   for (size_t u = 0; u < units_.size(); ++u) {
     for (const TieredBuffer* const buffer : flats_[u]->states().Written()) {
       if (!buffer->on_host()) continue;
-      if (u == with || buffer->has_next()) bytes += buffer->bytes();
+      if (u == with || buffer->next().defined()) bytes += buffer->bytes();
     }
     if (u == with && OnDisk(u)) {
       const at::Tensor now = WrittenInMemory(*flats_[u]);
@@ -167,9 +169,13 @@ void EarlySteps::Start(size_t u, FlatGradient* gradient,
 void EarlySteps::Drop() {
   order_.clear();
   for (size_t u = 0; u < units_.size(); ++u) {
-    if (!units_[u].pushed.has_value()) continue;
-    (void)flats_[u]->options().stream->Drain();  // an error is the next Step's
-    units_[u].pushed.reset();
+    if (units_[u].pushed.has_value()) {
+      // An error is the next Step's.
+      (void)flats_[u]->options().stream->Drain();
+      units_[u].pushed.reset();
+    }
+    // A load may have dropped its states.
+    if (!OnDisk(u)) units_[u].next = nullptr;
   }
 }
 
@@ -193,13 +199,13 @@ void EarlySteps::BeginStep() {
 }
 
 void EarlySteps::EndStep() {
-  if (taken_ > taken_before_) Foresee();
+  if (taken_ > taken_before_) Prefetch();
   order_.clear();
 }
 
 // The next backward's gradients come in the same order, most likely. Where
 // parameters are on the disk it has no idle time: gathers come first there.
-void EarlySteps::Foresee() {
+void EarlySteps::Prefetch() {
   UpdateStream* stream = nullptr;
   std::vector<std::vector<TieredBuffer*>> units;
   for (const size_t u : order_) {
@@ -211,7 +217,7 @@ void EarlySteps::Foresee() {
       if (state->on_disk()) states.push_back(state);
     }
   }
-  if (stream != nullptr) stream->Foresee(units);
+  if (stream != nullptr) stream->Prefetch(units);
 }
 
 // What it has written to memory goes to its place behind it.

@@ -52,7 +52,8 @@ class EarlySteps {
   // the last step, and is ASYNC afterwards.
   void Start(size_t unit, FlatGradient* gradient,
              const std::vector<OptimizerOptions>& options, double factor);
-  // Drops all early steps. LOCAL, blocking.
+  // Drops all early steps, and frees the memory of units that cannot be stepped
+  // early as they are now. LOCAL, blocking.
   void Drop();
   // The number of early steps of units that were right; on a device it is known
   // some time after the step.
@@ -91,7 +92,7 @@ class EarlySteps {
   absl::Status MakeRoom(size_t unit);
   absl::StatusOr<Pushed> Push(size_t unit, const UnitStep& step,
                               FlatGradient* gradient);
-  void Foresee();
+  void Prefetch();
 
   const Flats flats_;
   const ParameterGroups& groups_;

@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/disk/file_system.h"
+#include "base/disk/file_system.h"
 
 namespace tessera {
 

@@ -19,9 +19,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "checkpoint/disk/memory_disk.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/disk/memory_disk.h"
 
 namespace tessera {
 namespace {

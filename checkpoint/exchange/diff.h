@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/disk/file_system.h"
+#include "base/disk/file_system.h"
 #include "checkpoint/exchange/rewrite.h"
 
 namespace tessera {

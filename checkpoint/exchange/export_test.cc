@@ -14,12 +14,12 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_matchers.h"
-#include "checkpoint/disk/memory_disk.h"
 #include "checkpoint/exchange/name_map.h"
 #include "checkpoint/exchange/rewrite.h"
 #include "checkpoint/format/sample_checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/disk/memory_disk.h"
 
 namespace tessera {
 namespace {

@@ -15,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
-#include "checkpoint/disk/memory_disk.h"
 #include "checkpoint/exchange/name_map.h"
 #include "checkpoint/exchange/rewrite.h"
 #include "checkpoint/format/checkpoint_folder.h"
@@ -24,6 +23,7 @@
 #include "checkpoint/format/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/disk/memory_disk.h"
 
 namespace tessera {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "checkpoint/disk/file_system.h"
+#include "base/disk/file_system.h"
 #include "checkpoint/exchange/name_map.h"
 #include "checkpoint/exchange/safetensors_export.h"
 

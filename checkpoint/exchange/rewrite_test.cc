@@ -5,13 +5,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "checkpoint/disk/memory_disk.h"
 #include "checkpoint/exchange/name_map.h"
 #include "checkpoint/format/checkpoint_reader.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/sample_checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/disk/memory_disk.h"
 
 namespace tessera {
 namespace {

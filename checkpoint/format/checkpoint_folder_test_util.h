@@ -10,9 +10,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "checkpoint/disk/memory_disk.h"
 #include "checkpoint/format/sample_checkpoint.h"
 #include "gtest/gtest.h"
+#include "testing/disk/memory_disk.h"
 
 namespace tessera {
 

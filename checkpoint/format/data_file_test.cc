@@ -4,9 +4,9 @@
 
 #include "base/status_matchers.h"
 #include "checkpoint/disk/folder.h"
-#include "checkpoint/disk/memory_disk.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/disk/memory_disk.h"
 
 namespace tessera {
 namespace {

@@ -37,9 +37,8 @@ void Populate(char* data, int64_t bytes) {
 
 }  // namespace
 
-PieceReads::PieceReads(FileSystem* files)
-    : queue_(files->MakeReadQueue(kDepth)) {
-  slots_.resize(queue_ == nullptr ? 1 : kDepth);
+PieceReads::PieceReads(FileSystem* files) : ring_(files->MakeRing(kDepth)) {
+  slots_.resize(ring_ == nullptr ? 1 : kDepth);
   for (size_t s = 0; s < slots_.size(); ++s) free_.push_back(s);
 }
 
@@ -65,12 +64,12 @@ absl::Status PieceReads::Run(const Source& next) {
         const size_t s = free_.back();
         free_.pop_back();
         TESSERA_RETURN_IF_ERROR(Begin(s));
-        if (queue_ == nullptr || !queue_->Ready()) continue;
-      } else if (queue_ == nullptr || queue_->empty()) {
+        if (ring_ == nullptr || !ring_->Ready()) continue;
+      } else if (ring_ == nullptr || ring_->empty()) {
         return absl::OkStatus();
       }
     }
-    const ReadQueue::Done done = queue_->Next();
+    const DiskRing::Done done = ring_->Next();
     TESSERA_RETURN_IF_ERROR(Finish(done.tag, done.result));
   }
 }
@@ -90,10 +89,11 @@ absl::Status PieceReads::Begin(size_t s) {
     slot.into = slot.buffer.data();
   }
   at_ = std::min(slot.call.end, now_.end);
-  if (queue_ == nullptr) return Finish(s, 0);
+  if (ring_ == nullptr) return Finish(s, 0);
   const File& file = now_.file->file();
-  queue_->Begin(s, file.fd(), slot.into, bytes,
-                now_.piece->offset() + slot.call.begin);
+  ring_->Begin(s, {/*write=*/false, file.fd(), slot.into, bytes,
+                   now_.piece->offset() + slot.call.begin});
+  ring_->Submit();
   return absl::OkStatus();
 }
 

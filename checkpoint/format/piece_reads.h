@@ -17,8 +17,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/disk/file_system.h"
-#include "checkpoint/disk/read_queue.h"
+#include "base/disk/disk_ring.h"
+#include "base/disk/file_system.h"
 #include "checkpoint/format/data_file.h"
 #include "checkpoint/format/manifest.pb.h"
 
@@ -65,7 +65,7 @@ class PieceReads {
   std::vector<Slot> slots_;
   std::vector<size_t> free_;
   int64_t bytes_read_ = 0;
-  std::unique_ptr<ReadQueue> queue_;  // destroyed first: it reads into slots
+  std::unique_ptr<DiskRing> ring_;  // destroyed first: it reads into slots
 };
 
 }  // namespace tessera

@@ -16,12 +16,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "checkpoint/disk/memory_disk.h"
 #include "checkpoint/format/checkpoint_reader.h"
 #include "checkpoint/format/data_file.h"
 #include "checkpoint/format/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/disk/memory_disk.h"
 
 namespace tessera {
 namespace {

@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/disk/file_system.h"
+#include "base/disk/file_system.h"
 #include "checkpoint/format/step_name.h"
 
 namespace tessera {

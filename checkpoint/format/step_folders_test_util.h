@@ -11,11 +11,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
-#include "checkpoint/disk/memory_disk.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/sample_checkpoint.h"
 #include "checkpoint/format/step_folders.h"
 #include "gtest/gtest.h"
+#include "testing/disk/memory_disk.h"
 
 namespace tessera {
 

@@ -19,12 +19,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_matchers.h"
-#include "checkpoint/disk/memory_disk.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/checkpoint_reader.h"
 #include "checkpoint/format/sample_checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/disk/faulty_files.h"
+#include "testing/disk/memory_disk.h"
 
 namespace tessera {
 namespace {
@@ -73,98 +74,55 @@ class Turns {
 
 // What one job sees of a disk. Once it is killed its descriptors are closed,
 // as the kernel does, and no call of its reaches the disk any more.
-class JobFiles : public FileSystem {
+class JobFiles : public FaultyFiles {
  public:
   // `after` runs after each call, in the job's turn.
   JobFiles(int job, int64_t kill_at, Turns* turns, MemoryDisk* disk,
            std::function<void()> after)
-      : job_(job),
+      : FaultyFiles(disk),
+        job_(job),
         kill_at_(kill_at),
         turns_(turns),
-        disk_(disk),
         after_(std::move(after)) {}
 
   bool killed() const { return killed_; }
 
   int Open(int folder, const std::string& name, int flags) override {
-    return Call([&] {
-      const int fd = disk_->Open(folder, name, flags);
-      if (fd >= 0) open_.insert(fd);
-      return fd;
-    });
+    return Opened(FaultyFiles::Open(folder, name, flags));
   }
   int Reopen(int fd, int flags) override {
-    return Call([&] {
-      const int opened = disk_->Reopen(fd, flags);
-      if (opened >= 0) open_.insert(opened);
-      return opened;
-    });
+    return Opened(FaultyFiles::Reopen(fd, flags));
   }
   // No call that waits for its turn.
   void Close(int fd) override {
-    if (!killed_ && open_.erase(fd) > 0) disk_->Close(fd);
-  }
-  int64_t Write(int fd, const char* from, int64_t bytes,
-                int64_t offset) override {
-    return Call([&] { return disk_->Write(fd, from, bytes, offset); });
-  }
-  int64_t Read(int fd, char* to, int64_t bytes, int64_t offset) override {
-    return Call([&] { return disk_->Read(fd, to, bytes, offset); });
-  }
-  int Sync(int fd) override {
-    return Call([&] { return disk_->Sync(fd); });
-  }
-  int Stat(int fd, struct stat* info) override {
-    return Call([&] { return disk_->Stat(fd, info); });
-  }
-  int Rename(int folder, const std::string& from,
-             const std::string& to) override {
-    return Call([&] { return disk_->Rename(folder, from, to); });
-  }
-  int Remove(int folder, const std::string& name) override {
-    return Call([&] { return disk_->Remove(folder, name); });
-  }
-  int MakeFolder(int folder, const std::string& name) override {
-    return Call([&] { return disk_->MakeFolder(folder, name); });
-  }
-  int RemoveFolder(int folder, const std::string& name) override {
-    return Call([&] { return disk_->RemoveFolder(folder, name); });
-  }
-  int List(int folder, std::vector<std::string>* names) override {
-    return Call([&] { return disk_->List(folder, names); });
-  }
-  std::unique_ptr<ReadQueue> MakeReadQueue(unsigned) override {
-    return nullptr;
-  }
-  int Lock(int fd) override {
-    return Call([&] { return disk_->Lock(fd); });
+    if (!killed_ && open_.erase(fd) > 0) FaultyFiles::Close(fd);
   }
 
  private:
-  template <class Work>
-  auto Call(const Work& work) -> decltype(work()) {
+  int Opened(int fd) {
+    if (fd >= 0) open_.insert(fd);
+    return fd;
+  }
+  int64_t Ask(const char* call) override {
     if (killed_) return -EIO;
     turns_->Await(job_);
-    if (calls_++ == kill_at_) {
-      killed_ = true;
-      for (int fd : open_) disk_->Close(fd);
-      after_();
-      turns_->End(job_);
-      return -EIO;
-    }
-    const auto result = work();
+    if (calls() != kill_at_) return FaultyFiles::Ask(call);
+    for (int fd : open_) FaultyFiles::Close(fd);
+    killed_ = true;
+    after_();
+    turns_->End(job_);
+    return -EIO;
+  }
+  void After() override {
     after_();
     turns_->Pass();
-    return result;
   }
 
   const int job_;
   const int64_t kill_at_;
   Turns* const turns_;
-  MemoryDisk* const disk_;
   const std::function<void()> after_;
   std::set<int> open_;
-  int64_t calls_ = 0;
   bool killed_ = false;
 };
 

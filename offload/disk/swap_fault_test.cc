@@ -13,7 +13,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/disk/swap_file.h"
-#include "offload/disk/swap_system.h"
 #include "offload/disk/swap_test_util.h"
 
 namespace tessera {
@@ -30,7 +29,7 @@ INSTANTIATE_TEST_SUITE_P(, SwapFileTest, ::testing::Bool(),
 
 TEST_P(SwapFileTest, AFullDiskIsSaidByAllocate) {
   const auto file = Open();
-  system_.fallocate_error = ENOSPC;
+  system_.allocate_error = ENOSPC;
   system_.fs_free = 12345;
   EXPECT_THAT(
       file->Allocate(5000),
@@ -38,7 +37,7 @@ TEST_P(SwapFileTest, AFullDiskIsSaidByAllocate) {
                AllOf(HasSubstr("[rank 3]"), HasSubstr(folder_.path()),
                      HasSubstr("8192 bytes more"), HasSubstr("12345 bytes"),
                      HasSubstr("nvme_path"))));
-  system_.fallocate_error = EOPNOTSUPP;
+  system_.allocate_error = EOPNOTSUPP;
   ExpectRoundTrip(file.get(), 5000, 0);
 }
 

@@ -29,15 +29,22 @@
 #ifndef OFFLOAD_DISK_SWAP_FILE_H_
 #define OFFLOAD_DISK_SWAP_FILE_H_
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "offload/disk/swap_room.h"
 
 namespace tessera {
 
@@ -92,54 +99,83 @@ struct SwapStats {
   int64_t file_bytes = 0;  // allocated
 };
 
-class SwapSystem;  // the system calls: swap_system.h
+class DiskRing;      // base/disk/disk_ring.h
+class FileSystem;    // base/disk/file_system.h
+class SwapRequests;  // offload/disk/swap_requests.h
+struct SwapSlot;
 
 class SwapFile {
  public:
   // Opens a new file in the folder and unlinks it; removes files of jobs that
-  // were killed in between. `system`: null for the real one; tests refuse calls
-  // with another, which outlives the file. Errors (NotFound, PermissionDenied,
+  // were killed in between. `files`: null for the real ones; tests refuse calls
+  // with others, which outlive the file. Errors (NotFound, PermissionDenied,
   // ...) name the folder. LOCAL.
   static absl::StatusOr<std::shared_ptr<SwapFile>> Create(
-      const SwapOptions& options, SwapSystem* system = nullptr);
+      const SwapOptions& options, FileSystem* files = nullptr);
   // Waits for what is under way.
-  virtual ~SwapFile() = default;
+  ~SwapFile();
+  SwapFile(const SwapFile&) = delete;
+  SwapFile& operator=(const SwapFile&) = delete;
 
   // Allocates room; `bytes` are rounded up to kSwapAlignment. Its content is
   // unspecified. ResourceExhausted says how much the file system has left.
   // LOCAL.
-  virtual absl::StatusOr<SwapExtent> Allocate(int64_t bytes) = 0;
+  absl::StatusOr<SwapExtent> Allocate(int64_t bytes) {
+    return Allocate(bytes, /*left_free=*/0);
+  }
   // Allocates optional room: half of what the file system has left at the first
   // call stays free, for example for checkpoints. LOCAL.
-  virtual absl::StatusOr<SwapExtent> AllocateSpare(int64_t bytes) = 0;
+  absl::StatusOr<SwapExtent> AllocateSpare(int64_t bytes);
   // Frees room for another Allocate. REQUIRES: no request on it is under way.
-  virtual void Free(const SwapExtent& extent) = 0;
+  void Free(const SwapExtent& extent);
 
   // Start a read or a write; the memory belongs to the file until the future is
   // done. `what` is for messages: "optimizer states of unit layers.3". A write
   // leaves the bytes after its end, up to a multiple of kSwapAlignment,
   // unspecified. REQUIRES: within the extent; `offset` is a multiple of
   // kSwapAlignment. ASYNC.
-  virtual SwapFuture Read(const SwapExtent& extent, int64_t offset, void* to,
-                          int64_t bytes, absl::string_view what) = 0;
+  SwapFuture Read(const SwapExtent& extent, int64_t offset, void* to,
+                  int64_t bytes, absl::string_view what);
   // Starts a read before all waiting requests that are not urgent.
-  virtual SwapFuture ReadUrgent(const SwapExtent& extent, int64_t offset,
-                                void* to, int64_t bytes,
-                                absl::string_view what) = 0;
-  virtual SwapFuture Write(const SwapExtent& extent, int64_t offset,
-                           const void* from, int64_t bytes,
-                           absl::string_view what) = 0;
+  SwapFuture ReadUrgent(const SwapExtent& extent, int64_t offset, void* to,
+                        int64_t bytes, absl::string_view what);
+  SwapFuture Write(const SwapExtent& extent, int64_t offset, const void* from,
+                   int64_t bytes, absl::string_view what);
 
   // Registers memory that many requests will use, aligned to kSwapAlignment, so
   // that the kernel maps it once, until the file's end or Unregister. A hint;
   // false where that is not allowed (RLIMIT_MEMLOCK). REQUIRES of Unregister:
   // no request on it is under way.
-  virtual bool Register(void* memory, int64_t bytes) = 0;
-  virtual void Unregister(void* memory) = 0;
+  bool Register(void* memory, int64_t bytes);
+  void Unregister(void* memory);
 
-  virtual SwapStats stats() const = 0;
+  SwapStats stats() const;
   // Describes the file for reports: "io_uring, O_DIRECT, registered buffers".
-  virtual std::string Describe() const = 0;
+  std::string Describe() const;
+
+ private:
+  SwapFile(SwapOptions options, FileSystem* files, int fd, bool direct);
+  absl::Status Start();
+  absl::StatusOr<SwapExtent> Allocate(int64_t bytes, int64_t left_free);
+  absl::Status Full(int64_t bytes, int error);
+  void RunRing();
+  SwapFuture Woken(SwapFuture future);
+  void BeginOnRing(const SwapSlot& slot, size_t tag);
+  void RunThread();
+
+  const SwapOptions options_;
+  FileSystem* const files_;
+  const int fd_;
+  const bool direct_;
+
+  absl::Mutex room_mutex_;
+  SwapRoom room_ ABSL_GUARDED_BY(room_mutex_);
+  int64_t spared_ ABSL_GUARDED_BY(room_mutex_) = -1;  // by AllocateSpare
+  std::atomic<int64_t> file_bytes_{0};
+
+  std::unique_ptr<SwapRequests> requests_;
+  std::unique_ptr<DiskRing> ring_;  // null: threads; fixed after Start
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace tessera

@@ -16,7 +16,6 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/disk/swap_system.h"
 #include "offload/disk/swap_test_util.h"
 
 namespace tessera {
@@ -246,6 +245,13 @@ TEST_P(SwapFileTest, AFileHasNoNameAndMeetsNoOther) {
   EXPECT_TRUE(got == b);
 }
 
+TEST_P(SwapFileTest, NobodyElseMayReadIt) {
+  const auto file = Open();
+  struct stat info = {};
+  ASSERT_EQ(fstat(system_.fd, &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
 TEST_P(SwapFileTest, OnlyAbandonedFilesAreRemoved) {
   folder_.Make("tessera-swap-abc123", true);
   folder_.Make("tessera-swap-young1", false);
@@ -253,7 +259,7 @@ TEST_P(SwapFileTest, OnlyAbandonedFilesAreRemoved) {
   folder_.Make("tessera-swap-notes.txt", true);
   folder_.Make("other", true);
   ASSERT_EQ(mkdir(folder_.Path("tessera-swap-folder").c_str(), 0700), 0);
-  SwapSystem* const real = SwapSystem::Real();
+  FileSystem* const real = FileSystem::Real();
   const int locked =
       open(folder_.Path("tessera-swap-locked").c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_EQ(real->Lock(locked), 0);

@@ -54,36 +54,36 @@ absl::Status FolderError(absl::string_view owner, const std::string& folder,
 
 // What a file's clock says is compared with that of the file system's own: of
 // `now`, a file just made.
-void RemoveIfAbandoned(SwapSystem* system, int folder, const std::string& name,
+void RemoveIfAbandoned(FileSystem* files, int folder, const std::string& name,
                        const struct stat& now) {
   const int fd =
-      system->Open(folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+      files->Open(folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) return;
   struct stat info = {};
-  if (system->Stat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
+  if (files->Stat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
       info.st_uid == now.st_uid &&
       info.st_mtim.tv_sec + kAbandonedAfterSeconds < now.st_mtim.tv_sec &&
-      system->Lock(fd) == 0) {
-    (void)system->Unlink(folder, name);
+      files->Lock(fd) == 0) {
+    (void)files->Remove(folder, name);
   }
-  system->Close(fd);
+  files->Close(fd);
 }
 
-void Sweep(SwapSystem* system, int folder, int fd) {
+void Sweep(FileSystem* files, int folder, int fd) {
   struct stat now = {};
   std::vector<std::string> names;
-  if (system->Stat(fd, &now) != 0 || system->List(folder, &names) != 0) return;
+  if (files->Stat(fd, &now) != 0 || files->List(folder, &names) != 0) return;
   for (const std::string& name : names) {
-    if (IsSwapName(name)) RemoveIfAbandoned(system, folder, name, now);
+    if (IsSwapName(name)) RemoveIfAbandoned(files, folder, name, now);
   }
 }
 
 // The descriptor of a new file, or -errno.
-int Make(SwapSystem* system, int folder, int flags, std::string* name) {
+int Make(FileSystem* files, int folder, int flags, std::string* name) {
   for (int i = 0; i < kNamesTried; ++i) {
     *name = RandomName();
     const int fd =
-        system->Open(folder, *name, O_CREAT | O_EXCL | O_RDWR | flags);
+        files->Open(folder, *name, O_CREAT | O_EXCL | O_RDWR | flags);
     if (fd != -EEXIST && fd != -EINTR) return fd;
   }
   return -EEXIST;
@@ -91,32 +91,32 @@ int Make(SwapSystem* system, int folder, int flags, std::string* name) {
 
 }  // namespace
 
-absl::StatusOr<OpenedSwap> OpenSwap(SwapSystem* system,
+absl::StatusOr<OpenedSwap> OpenSwap(FileSystem* files,
                                     const std::string& folder,
                                     absl::string_view owner) {
-  const int at = system->OpenFolder(folder);
+  const int at = files->Open(AT_FDCWD, folder, O_RDONLY | O_DIRECTORY);
   if (at < 0) return FolderError(owner, folder, "opening", -at);
-  const auto closer = absl::MakeCleanup([&] { system->Close(at); });
+  const auto closer = absl::MakeCleanup([&] { files->Close(at); });
   OpenedSwap opened;
   std::string name;
-  opened.fd = Make(system, at, O_DIRECT, &name);
+  opened.fd = Make(files, at, O_DIRECT, &name);
   opened.direct = opened.fd >= 0;
   if (opened.fd == -EINVAL) {
     // Some systems make the file before they see that they know no O_DIRECT.
-    (void)system->Unlink(at, name);
-    opened.fd = Make(system, at, 0, &name);
+    (void)files->Remove(at, name);
+    opened.fd = Make(files, at, 0, &name);
   }
   if (opened.fd < 0) {
     return FolderError(owner, folder, "making a file in", -opened.fd);
   }
   // Only for others' sweep, and without it the file's age still is.
-  (void)system->Lock(opened.fd);
-  const int gone = system->Unlink(at, name);
+  (void)files->Lock(opened.fd);
+  const int gone = files->Remove(at, name);
   if (gone < 0 && gone != -ENOENT) {
-    system->Close(opened.fd);
+    files->Close(opened.fd);
     return FolderError(owner, folder, "removing a name from", -gone);
   }
-  Sweep(system, at, opened.fd);
+  Sweep(files, at, opened.fd);
   return opened;
 }
 

@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "offload/disk/swap_system.h"
+#include "base/disk/file_system.h"
 
 namespace tessera {
 
@@ -23,7 +23,7 @@ struct OpenedSwap {
 };
 
 // Errors name the folder, and begin with `owner`. LOCAL.
-absl::StatusOr<OpenedSwap> OpenSwap(SwapSystem* system,
+absl::StatusOr<OpenedSwap> OpenSwap(FileSystem* files,
                                     const std::string& folder,
                                     absl::string_view owner);
 

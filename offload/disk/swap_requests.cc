@@ -98,7 +98,6 @@ bool SwapRequests::CutLocked(SwapSlot* slot) {
   slot->stalls = 0;
   const bool as_it_is = SwapAligned(slot->user) && slot->used == slot->bytes;
   slot->memory = as_it_is ? slot->user : nullptr;
-  slot->buffer = -1;
   request.cut += slot->used;
   ++request.under_way;
   if (request.cut == request.bytes) queue_.pop_front();

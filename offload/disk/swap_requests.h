@@ -72,7 +72,6 @@ struct SwapSlot {
   int64_t bytes = 0;       // `used`, rounded up
   int64_t moved = 0;       // of `bytes`, so far
   int stalls = 0;
-  int buffer = -1;  // that the memory is registered as
   uint32_t crc = 0;
   char* bounce = nullptr;  // block_bytes, or none yet
 

@@ -9,65 +9,51 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "base/disk/disk_ring.h"
+#include "base/disk/file_system.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "offload/disk/swap_file.h"
-#include "offload/disk/swap_system.h"
+#include "testing/disk/faulty_files.h"
 
 namespace tessera {
 
 inline constexpr int64_t kBlock = 2 * kSwapAlignment;
 
 // Refuses what its fields say, of real calls.
-class TestSystem : public SwapSystem {
+class TestSystem : public FaultyFiles {
  public:
-  explicit TestSystem(bool uring) : uring_(uring) {}
+  explicit TestSystem(bool uring)
+      : FaultyFiles(FileSystem::Private()), uring_(uring) {}
 
   int Open(int folder, const std::string& name, int flags) override {
     if (!direct && (flags & O_DIRECT) != 0) return -EINVAL;
-    const int result = SwapSystem::Open(folder, name, flags);
+    const int result = FaultyFiles::Open(folder, name, flags);
     if ((flags & O_CREAT) != 0) fd = result;
     return result;
   }
-  int Fallocate(int of, int64_t begin, int64_t bytes) override {
-    if (fallocate_error != 0) return -fallocate_error;
-    return SwapSystem::Fallocate(of, begin, bytes);
+  int Allocate(int of, int64_t begin, int64_t bytes) override {
+    if (allocate_error != 0) return -allocate_error;
+    return FaultyFiles::Allocate(of, begin, bytes);
   }
-  int64_t FsFree(int /*fd*/) override { return fs_free; }
-  int64_t PRead(int of, char* to, int64_t bytes, int64_t offset) override {
-    return Answer(false, offset, SwapSystem::PRead(of, to, bytes, offset));
-  }
-  int64_t PWrite(int of, const char* from, int64_t bytes,
-                 int64_t offset) override {
-    return Answer(true, offset, SwapSystem::PWrite(of, from, bytes, offset));
-  }
-  bool AllowsUring() override { return uring_; }
-  int64_t Completed(bool write, int64_t offset, int64_t result) override {
-    return Answer(write, offset, result);
+  int64_t FreeBytes(int /*fd*/) override { return fs_free; }
+  std::unique_ptr<DiskRing> MakeRing(unsigned depth) override {
+    return uring_ ? FaultyFiles::MakeRing(depth) : nullptr;
   }
 
   bool direct = true;
-  int fallocate_error = 0;
+  int allocate_error = 0;
   int64_t fs_free = int64_t{1} << 40;
   int fd = -1;
-  // As Completed; null: nothing is refused.
-  std::function<int64_t(bool write, int64_t offset, int64_t result)> answer;
 
  private:
-  int64_t Answer(bool write, int64_t offset, int64_t result) {
-    return answer ? answer(write, offset, result) : result;
-  }
   const bool uring_;
 };
 
@@ -116,15 +102,11 @@ class Folder {
   const std::string& path() const { return path_; }
   std::string Path(const std::string& name) const { return path_ + "/" + name; }
   std::vector<std::string> Names() const {
-    SwapSystem* const real = SwapSystem::Real();
-    const int fd = real->OpenFolder(path_);
+    FileSystem* const real = FileSystem::Real();
+    const int fd = real->Open(AT_FDCWD, path_, O_RDONLY | O_DIRECTORY);
     std::vector<std::string> names;
     EXPECT_EQ(real->List(fd, &names), 0);
     real->Close(fd);
-    names.erase(
-        std::remove_if(names.begin(), names.end(),
-                       [](const std::string& name) { return name[0] == '.'; }),
-        names.end());
     return names;
   }
   void Make(const std::string& name, bool old) const {

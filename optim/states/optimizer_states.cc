@@ -97,6 +97,7 @@ absl::Status OptimizerStates::AllocateHostBuffers(size_t u) {
 
 void OptimizerStates::Drop(size_t u) {
   const FlatParameter& flat = *flats_[u];
+  flat.states().DropNext();
   flat.states().DropMoments();
   flat.states().Drop(ShardStates::kNewValues);
   if (!flat.stage().sharded_gradients) {

@@ -153,8 +153,8 @@ absl::StatusOr<CommFuture> GatheredCopy::LaunchFromDisk(CommTag tag) {
   if (stream != nullptr) reading.fetch = stream->StartFetch(shard(), place);
   if (reading.fetch == nullptr) {
     TESSERA_RETURN_IF_ERROR(updated_.Wait());
-    reading.read = shard().disk()->ReadUrgent(shard().extent(), 0, place,
-                                              shard().bytes(), shard().what());
+    reading.read = shard().room().disk()->ReadUrgent(
+        shard().room().extent(), 0, place, shard().bytes(), shard().what());
   }
   landing_ = landing;
   reading_ = reading;

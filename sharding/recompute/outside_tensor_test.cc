@@ -21,10 +21,10 @@ namespace {
 class SlowSystem final : public TestSystem {
  public:
   SlowSystem() : TestSystem(/*uring=*/false) {}
-  int64_t PWrite(int of, const char* from, int64_t bytes,
-                 int64_t offset) override {
+  int64_t Write(int of, const char* from, int64_t bytes,
+                int64_t offset) override {
     absl::SleepFor(absl::Milliseconds(50));
-    return TestSystem::PWrite(of, from, bytes, offset);
+    return TestSystem::Write(of, from, bytes, offset);
   }
 };
 

@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/crc32c.h"
-#include "checkpoint/disk/memory_disk.h"
 #include "checkpoint/format/checkpoint_reader.h"
 #include "checkpoint/format/manifest.h"
+#include "testing/disk/memory_disk.h"
 #include "tests/fuzz/targets.h"
 
 namespace tessera {

@@ -113,6 +113,19 @@ absl::Status SavesAndLoads(Trainee* t, int step, Record* record) {
   return t->engine->LoadCheckpoint(dir).status();
 }
 
+// The checkpoint has no states of a unit that was frozen then: a load drops
+// those that the unit has got since, and its next step begins with zeros.
+absl::Status LoadsWithoutStates(Trainee* t, int step, Record* record) {
+  const std::string dir = absl::StrCat(TrainingSpec::SwapFolder(), "/frozen");
+  TESSERA_RETURN_IF_ERROR(TrainWide(t, step, step + 1, record));
+  if (step == 0) {
+    TESSERA_RETURN_IF_ERROR(t->engine->SaveCheckpoint(dir));
+    Wide(*t).Freeze(1, false);
+  }
+  if (step % 4 != 3) return absl::OkStatus();
+  return t->engine->LoadCheckpoint(dir).status();
+}
+
 const std::vector<std::pair<std::string, Program>>& Programs() {
   static const auto* programs =
       new std::vector<std::pair<std::string, Program>>{
@@ -124,6 +137,7 @@ const std::vector<std::pair<std::string, Program>>& Programs() {
           {"FailsInBackward", FailsInBackward},
           {"Freezes", Freezes},
           {"SavesAndLoads", SavesAndLoads},
+          {"LoadsWithoutStates", LoadsWithoutStates},
           {"Accumulates", Accumulates},
       };
   return *programs;

@@ -1,14 +1,18 @@
-#include "checkpoint/disk/memory_disk.h"
+#include "testing/disk/memory_disk.h"
 
 #include <errno.h>
 #include <fcntl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
+#include "base/disk/disk_ring.h"
 
 namespace tessera {
 namespace {
@@ -17,15 +21,65 @@ constexpr size_t kSector = 512;
 
 }  // namespace
 
-MemoryDisk::MemoryDisk() : root_(std::make_shared<Node>()) {
-  root_->folder = true;
-}
+class MemoryDisk::Files : public FileSystem {
+ public:
+  Files() : root_(std::make_shared<Node>()) { root_->folder = true; }
+
+  int Open(int folder, const std::string& name, int flags) override;
+  int Reopen(int fd, int flags) override;
+  void Close(int fd) override;
+  int64_t Write(int fd, const char* from, int64_t bytes,
+                int64_t offset) override;
+  int64_t Read(int fd, char* to, int64_t bytes, int64_t offset) override;
+  int Sync(int fd) override;
+  void StartSync(int, int64_t, int64_t bytes) override { started += bytes; }
+  int Stat(int fd, struct stat* info) override;
+  int Rename(int folder, const std::string& from,
+             const std::string& to) override;
+  int Remove(int folder, const std::string& name) override;
+  int MakeFolder(int folder, const std::string& name) override;
+  int RemoveFolder(int folder, const std::string& name) override;
+  int List(int folder, std::vector<std::string>* names) override;
+  int Lock(int fd) override;
+  int64_t FreeBytes(int folder) override;
+  std::unique_ptr<DiskRing> MakeRing(unsigned) override { return nullptr; }
+
+  // They do what MemoryDisk's do.
+  std::unique_ptr<Files> AfterPowerFailure(const Keeps& keeps) const;
+  std::map<std::string, std::string> FilesIn(const std::string& path);
+
+  const int64_t* capacity = nullptr;  // MemoryDisk's
+  std::atomic<int64_t> started{0};
+
+ private:
+  struct Node {
+    bool folder = false;
+    std::string bytes, synced_bytes;
+    std::vector<std::pair<size_t, std::string>> unsynced;  // from an offset on
+    std::map<std::string, std::shared_ptr<Node>> entries, synced_entries;
+    int links = 1;
+    int locked_by = -1;  // descriptor
+  };
+  using NodePtr = std::shared_ptr<Node>;
+
+  Node* FolderOf(int folder, const std::string& name, std::string* last);
+  int64_t Filled() const;
+  NodePtr Find(int folder, const std::string& name);
+  static std::string Kept(const Node& file, const Keeps& keeps);
+  static NodePtr CopyOf(const NodePtr& node, const Keeps& keeps,
+                        std::map<const Node*, NodePtr>* copies);
+
+  absl::Mutex mutex_;
+  NodePtr root_;
+  std::map<int, NodePtr> open_;
+  int next_fd_ = 1000;
+};
 
 // Returns what a power failure leaves of a file. A sector is written whole or
 // not at all. Writes to one sector are not mixed, but any of them may be the
 // last that the disk has received. A length that was kept without its bytes has
 // zeros there.
-std::string MemoryDisk::Kept(const Node& file, const Keeps& keeps) {
+std::string MemoryDisk::Files::Kept(const Node& file, const Keeps& keeps) {
   std::string kept = file.synced_bytes;
   if (file.unsynced.empty()) return kept;
   if (keeps(false)) kept.resize(file.bytes.size());
@@ -44,8 +98,9 @@ std::string MemoryDisk::Kept(const Node& file, const Keeps& keeps) {
 }
 
 // A file has one copy, however many names lead to it.
-MemoryDisk::NodePtr MemoryDisk::CopyOf(const NodePtr& node, const Keeps& keeps,
-                                       std::map<const Node*, NodePtr>* copies) {
+MemoryDisk::Files::NodePtr MemoryDisk::Files::CopyOf(
+    const NodePtr& node, const Keeps& keeps,
+    std::map<const Node*, NodePtr>* copies) {
   NodePtr& copy = (*copies)[node.get()];
   if (copy != nullptr) return copy;
   copy = std::make_shared<Node>();
@@ -67,22 +122,18 @@ MemoryDisk::NodePtr MemoryDisk::CopyOf(const NodePtr& node, const Keeps& keeps,
   return result;
 }
 
-std::unique_ptr<MemoryDisk> MemoryDisk::AfterPowerFailure(
+std::unique_ptr<MemoryDisk::Files> MemoryDisk::Files::AfterPowerFailure(
     const Keeps& keeps) const {
-  auto disk = std::make_unique<MemoryDisk>();
+  auto disk = std::make_unique<Files>();
   std::map<const Node*, NodePtr> copies;
   disk->root_ = CopyOf(root_, keeps, &copies);
   return disk;
 }
 
-int64_t MemoryDisk::Ask(const char* call) {
-  const int64_t k = calls_++;
-  return before ? before(k, call) : 0;
-}
-
 // Returns the folder of `name`, and sets `last` to the last part of the name.
-MemoryDisk::Node* MemoryDisk::FolderOf(int folder, const std::string& name,
-                                       std::string* last) {
+MemoryDisk::Files::Node* MemoryDisk::Files::FolderOf(int folder,
+                                                     const std::string& name,
+                                                     std::string* last) {
   NodePtr at = root_;
   if (folder != AT_FDCWD && name.substr(0, 1) != "/") {
     const auto it = open_.find(folder);
@@ -98,7 +149,8 @@ MemoryDisk::Node* MemoryDisk::FolderOf(int folder, const std::string& name,
   return at.get();
 }
 
-MemoryDisk::NodePtr MemoryDisk::Find(int folder, const std::string& name) {
+MemoryDisk::Files::NodePtr MemoryDisk::Files::Find(int folder,
+                                                   const std::string& name) {
   std::string last;
   Node* const in = FolderOf(folder, name, &last);
   if (in == nullptr) return nullptr;
@@ -107,10 +159,8 @@ MemoryDisk::NodePtr MemoryDisk::Find(int folder, const std::string& name) {
   return it == in->entries.end() ? nullptr : it->second;
 }
 
-int MemoryDisk::Open(int folder, const std::string& name, int flags) {
-  const int64_t told = Ask("open");
+int MemoryDisk::Files::Open(int folder, const std::string& name, int flags) {
   absl::MutexLock lock(&mutex_);
-  if (told < 0) return static_cast<int>(told);
   NodePtr node = Find(folder, name);
   if (node == nullptr) {
     std::string last;
@@ -125,15 +175,13 @@ int MemoryDisk::Open(int folder, const std::string& name, int flags) {
   return next_fd_++;
 }
 
-int MemoryDisk::Reopen(int fd, int) {
-  const int64_t told = Ask("reopen");
+int MemoryDisk::Files::Reopen(int fd, int) {
   absl::MutexLock lock(&mutex_);
-  if (told < 0) return static_cast<int>(told);
   open_[next_fd_] = open_.at(fd);
   return next_fd_++;
 }
 
-void MemoryDisk::Close(int fd) {
+void MemoryDisk::Files::Close(int fd) {
   absl::MutexLock lock(&mutex_);
   const auto it = open_.find(fd);
   if (it == open_.end()) return;
@@ -142,7 +190,7 @@ void MemoryDisk::Close(int fd) {
 }
 
 // Counts files that are open and have no name any more, too.
-int64_t MemoryDisk::Filled() const {
+int64_t MemoryDisk::Files::Filled() const {
   std::set<const Node*> nodes;
   std::vector<const Node*> left = {root_.get()};
   for (const auto& [fd, node] : open_) left.push_back(node.get());
@@ -157,25 +205,20 @@ int64_t MemoryDisk::Filled() const {
   return bytes;
 }
 
-int64_t MemoryDisk::FreeBytes(int) {
-  const int64_t told = Ask("statvfs");
+int64_t MemoryDisk::Files::FreeBytes(int) {
   absl::MutexLock lock(&mutex_);
-  if (told < 0) return told;
-  return capacity < 0 ? int64_t{1} << 60
-                      : std::max<int64_t>(0, capacity - Filled());
+  return *capacity < 0 ? int64_t{1} << 60
+                       : std::max<int64_t>(0, *capacity - Filled());
 }
 
-int64_t MemoryDisk::Write(int fd, const char* from, int64_t bytes,
-                          int64_t offset) {
-  const int64_t told = Ask("write");
+int64_t MemoryDisk::Files::Write(int fd, const char* from, int64_t bytes,
+                                 int64_t offset) {
   absl::MutexLock lock(&mutex_);
-  if (told < 0) return told;
-  if (told > 0) bytes = std::min(bytes, told);
   Node& node = *open_.at(fd);
-  if (capacity >= 0) {
+  if (*capacity >= 0) {
     const auto size = static_cast<int64_t>(node.bytes.size());
-    bytes = std::min(bytes,
-                     size + std::max<int64_t>(0, capacity - Filled()) - offset);
+    bytes = std::min(
+        bytes, size + std::max<int64_t>(0, *capacity - Filled()) - offset);
     if (bytes <= 0) return -ENOSPC;
   }
   node.unsynced.emplace_back(offset, std::string(from, from + bytes));
@@ -186,11 +229,9 @@ int64_t MemoryDisk::Write(int fd, const char* from, int64_t bytes,
   return bytes;
 }
 
-int64_t MemoryDisk::Read(int fd, char* to, int64_t bytes, int64_t offset) {
-  const int64_t told = Ask("read");
+int64_t MemoryDisk::Files::Read(int fd, char* to, int64_t bytes,
+                                int64_t offset) {
   absl::MutexLock lock(&mutex_);
-  if (told < 0) return told;
-  if (told > 0) bytes = std::min(bytes, told);
   const std::string& all = open_.at(fd)->bytes;
   bytes = std::min<int64_t>(
       bytes, std::max<int64_t>(0, static_cast<int64_t>(all.size()) - offset));
@@ -198,10 +239,8 @@ int64_t MemoryDisk::Read(int fd, char* to, int64_t bytes, int64_t offset) {
   return bytes;
 }
 
-int MemoryDisk::Sync(int fd) {
-  const int64_t told = Ask("sync");
+int MemoryDisk::Files::Sync(int fd) {
   absl::MutexLock lock(&mutex_);
-  if (told < 0) return static_cast<int>(told);
   Node& node = *open_.at(fd);
   node.synced_bytes = node.bytes;
   node.unsynced.clear();
@@ -209,10 +248,8 @@ int MemoryDisk::Sync(int fd) {
   return 0;
 }
 
-int MemoryDisk::Stat(int fd, struct stat* info) {
-  const int64_t told = Ask("stat");
+int MemoryDisk::Files::Stat(int fd, struct stat* info) {
   absl::MutexLock lock(&mutex_);
-  if (told < 0) return static_cast<int>(told);
   const Node& node = *open_.at(fd);
   *info = {};
   info->st_mode = node.folder ? S_IFDIR : S_IFREG;
@@ -221,11 +258,9 @@ int MemoryDisk::Stat(int fd, struct stat* info) {
   return 0;
 }
 
-int MemoryDisk::Rename(int folder, const std::string& from,
-                       const std::string& to) {
-  const int64_t told = Ask("rename");
+int MemoryDisk::Files::Rename(int folder, const std::string& from,
+                              const std::string& to) {
   absl::MutexLock lock(&mutex_);
-  if (told < 0) return static_cast<int>(told);
   std::string old_name, new_name;
   Node* const old_in = FolderOf(folder, from, &old_name);
   Node* const new_in = FolderOf(folder, to, &new_name);
@@ -240,10 +275,8 @@ int MemoryDisk::Rename(int folder, const std::string& from,
   return 0;
 }
 
-int MemoryDisk::Remove(int folder, const std::string& name) {
-  const int64_t told = Ask("remove");
+int MemoryDisk::Files::Remove(int folder, const std::string& name) {
   absl::MutexLock lock(&mutex_);
-  if (told < 0) return static_cast<int>(told);
   std::string last;
   Node* const in = FolderOf(folder, name, &last);
   if (in == nullptr || in->entries.count(last) == 0) return -ENOENT;
@@ -253,10 +286,8 @@ int MemoryDisk::Remove(int folder, const std::string& name) {
   return 0;
 }
 
-int MemoryDisk::MakeFolder(int folder, const std::string& name) {
-  const int64_t told = Ask("mkdir");
+int MemoryDisk::Files::MakeFolder(int folder, const std::string& name) {
   absl::MutexLock lock(&mutex_);
-  if (told < 0) return static_cast<int>(told);
   std::string last;
   Node* const in = FolderOf(folder, name, &last);
   if (in == nullptr || last.empty()) return -ENOENT;
@@ -266,10 +297,8 @@ int MemoryDisk::MakeFolder(int folder, const std::string& name) {
   return 0;
 }
 
-int MemoryDisk::RemoveFolder(int folder, const std::string& name) {
-  const int64_t told = Ask("rmdir");
+int MemoryDisk::Files::RemoveFolder(int folder, const std::string& name) {
   absl::MutexLock lock(&mutex_);
-  if (told < 0) return static_cast<int>(told);
   std::string last;
   Node* const in = FolderOf(folder, name, &last);
   if (in == nullptr || in->entries.count(last) == 0) return -ENOENT;
@@ -279,10 +308,8 @@ int MemoryDisk::RemoveFolder(int folder, const std::string& name) {
   return 0;
 }
 
-int MemoryDisk::List(int folder, std::vector<std::string>* names) {
-  const int64_t told = Ask("list");
+int MemoryDisk::Files::List(int folder, std::vector<std::string>* names) {
   absl::MutexLock lock(&mutex_);
-  if (told < 0) return static_cast<int>(told);
   names->clear();
   for (const auto& [name, node] : open_.at(folder)->entries) {
     names->push_back(name);
@@ -290,17 +317,15 @@ int MemoryDisk::List(int folder, std::vector<std::string>* names) {
   return 0;
 }
 
-int MemoryDisk::Lock(int fd) {
-  const int64_t told = Ask("lock");
+int MemoryDisk::Files::Lock(int fd) {
   absl::MutexLock lock(&mutex_);
-  if (told < 0) return static_cast<int>(told);
   int& holder = open_.at(fd)->locked_by;
   if (holder >= 0 && holder != fd) return -EAGAIN;
   holder = fd;
   return 0;
 }
 
-std::map<std::string, std::string> MemoryDisk::FilesIn(
+std::map<std::string, std::string> MemoryDisk::Files::FilesIn(
     const std::string& path) {
   absl::MutexLock lock(&mutex_);
   std::map<std::string, std::string> files;
@@ -308,6 +333,28 @@ std::map<std::string, std::string> MemoryDisk::FilesIn(
   if (folder == nullptr) return files;
   for (const auto& [name, node] : folder->entries) files[name] = node->bytes;
   return files;
+}
+
+MemoryDisk::MemoryDisk() : MemoryDisk(std::make_unique<Files>()) {}
+
+MemoryDisk::MemoryDisk(std::unique_ptr<Files> files)
+    : FaultyFiles(files.get()), files_(std::move(files)) {
+  files_->capacity = &capacity;
+}
+
+MemoryDisk::~MemoryDisk() = default;
+
+std::unique_ptr<MemoryDisk> MemoryDisk::AfterPowerFailure(
+    const Keeps& keeps) const {
+  return std::unique_ptr<MemoryDisk>(
+      new MemoryDisk(files_->AfterPowerFailure(keeps)));
+}
+
+int64_t MemoryDisk::started_bytes() const { return files_->started; }
+
+std::map<std::string, std::string> MemoryDisk::FilesIn(
+    const std::string& path) {
+  return files_->FilesIn(path);
 }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-#include "checkpoint/disk/file_system.h"
+#include "base/disk/file_system.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -10,16 +10,23 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/disk/disk_ring.h"
 #include "base/system/file_lock.h"
 
 namespace tessera {
 namespace {
 
-constexpr mode_t kFileMode = 0666, kFolderMode = 0777;  // less the umask
+constexpr mode_t kFolderMode = 0777;  // less the umask
+constexpr mode_t kOwnersOnly = 0600;
 
-// A write beyond RLIMIT_FSIZE raises SIGXFSZ in its thread, which ends a
+template <class T>
+T OrError(T result) {
+  return result < 0 ? -errno : result;
+}
+
+// Growing a file beyond RLIMIT_FSIZE raises SIGXFSZ in its thread, which ends a
 // process without a message. While one of these lives the signal is blocked,
-// and a pending one is consumed, so that only the write's error is left.
+// and a pending one is consumed, so that only the call's error is left.
 class NoSizeSignal {
  public:
   NoSizeSignal() {
@@ -35,17 +42,18 @@ class NoSizeSignal {
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
-  void Raised() { raised_ = true; }
+  // Makes a system call, and returns its result or -errno.
+  template <class Call>
+  auto Make(const Call& call) -> decltype(call()) {
+    const auto result = OrError(call());
+    raised_ = result == -EFBIG;
+    return result;
+  }
 
  private:
   sigset_t only_, before_;
   bool raised_ = false;
 };
-
-template <class T>
-T OrError(T result) {
-  return result < 0 ? -errno : result;
-}
 
 }  // namespace
 
@@ -54,8 +62,13 @@ FileSystem* FileSystem::Real() {
   return real;
 }
 
+FileSystem* FileSystem::Private() {
+  static auto* const real = new FileSystem(kOwnersOnly);
+  return real;
+}
+
 int FileSystem::Open(int folder, const std::string& name, int flags) {
-  return OrError(openat(folder, name.c_str(), flags | O_CLOEXEC, kFileMode));
+  return OrError(openat(folder, name.c_str(), flags | O_CLOEXEC, file_mode_));
 }
 
 int FileSystem::Reopen(int fd, int flags) {
@@ -67,11 +80,8 @@ void FileSystem::Close(int fd) { CloseLockedFile(fd); }
 
 int64_t FileSystem::Write(int fd, const char* from, int64_t bytes,
                           int64_t offset) {
-  NoSizeSignal no_signal;
-  const int64_t result =
-      OrError(pwrite(fd, from, static_cast<size_t>(bytes), offset));
-  if (result == -EFBIG) no_signal.Raised();
-  return result;
+  return NoSizeSignal().Make(
+      [&] { return pwrite(fd, from, static_cast<size_t>(bytes), offset); });
 }
 
 int64_t FileSystem::Read(int fd, char* to, int64_t bytes, int64_t offset) {
@@ -79,6 +89,14 @@ int64_t FileSystem::Read(int fd, char* to, int64_t bytes, int64_t offset) {
 }
 
 int FileSystem::Sync(int fd) { return OrError(fsync(fd)); }
+
+int FileSystem::Allocate(int fd, int64_t begin, int64_t bytes) {
+  return NoSizeSignal().Make([&] { return fallocate(fd, 0, begin, bytes); });
+}
+
+int FileSystem::Truncate(int fd, int64_t bytes) {
+  return NoSizeSignal().Make([&] { return ftruncate(fd, bytes); });
+}
 
 void FileSystem::StartSync(int fd, int64_t begin, int64_t bytes) {
   // It does not wait, so it does not consume a disk error that Sync should
@@ -137,8 +155,13 @@ int64_t FileSystem::FreeBytes(int folder) {
 
 int FileSystem::Lock(int fd) { return LockFile(fd); }
 
-std::unique_ptr<ReadQueue> FileSystem::MakeReadQueue(unsigned depth) {
-  return ReadQueue::Create(depth);
+std::unique_ptr<DiskRing> FileSystem::MakeRing(unsigned depth) {
+  return DiskRing::Create(depth);
+}
+
+int64_t FileSystem::Completed(bool /*write*/, int64_t /*offset*/,
+                              int64_t result) {
+  return result;
 }
 
 }  // namespace tessera
