@@ -18,7 +18,7 @@
 #include "base/step_memory/step_memory.h"
 #include "comm/fake_communicator.h"
 #include "gtest/gtest.h"
-#include "sharding/trace/counted_tensors.h"
+#include "sharding/trace/counted_tensors_test_util.h"
 #include "tests/plan/truth.h"
 #include "tests/support/rank_pool.h"
 
