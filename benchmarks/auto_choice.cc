@@ -23,14 +23,15 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/monotonic.h"
 #include "benchmarks/auto_cases.h"
-#include "benchmarks/flag_checks.h"
+#include "benchmarks/figures.h"
+#include "benchmarks/rank_program.h"
+#include "comm/all_gather_values.h"
 #include "config/config.h"
 #include "engine/plan/rates.h"
 #include "engine/tessera.h"
@@ -85,11 +86,7 @@ proto::Config ConfigOf(const Case& c, const Way& way, int world_size) {
 struct Measured {
   std::vector<double> seconds;  // of a step, by round
   int64_t peak_bytes = 0;
-  double median() const {
-    std::vector<double> sorted = seconds;
-    std::sort(sorted.begin(), sorted.end());
-    return sorted[sorted.size() / 2];
-  }
+  double median() const { return Median(seconds); }
 };
 
 absl::Status Step(const Model& model, const Way& way, const Case& c,
@@ -117,11 +114,11 @@ absl::Status Turn(const Case& c, const Way& way, const World& world,
   }
   const double one = absl::ToDoubleSeconds(MonotonicNow() - start);
   TESSERA_ASSIGN_OR_RETURN(const auto all,
-                           world.communicator()->AllGatherStrings(
-                               absl::StrCat(static_cast<int>(
-                                   std::clamp(kTurnSeconds / one, 2.0, 100.0))),
-                               {"steps of a turn"}));
-  const int steps = std::stoi(all[0]);
+                           AllGatherValue(world.communicator().get(),
+                                          static_cast<int>(std::clamp(
+                                              kTurnSeconds / one, 2.0, 100.0)),
+                                          {"steps of a turn"}));
+  const int steps = all[0];
   std::vector<double> seconds;
   for (int i = 0; i < steps; ++i) {
     start = MonotonicNow();
@@ -133,8 +130,7 @@ absl::Status Turn(const Case& c, const Way& way, const World& world,
         measured->peak_bytes,
         memory.peak_bytes - memory.at_peak.held[HeldKind::kCommunication]);
   }
-  std::nth_element(seconds.begin(), seconds.begin() + steps / 2, seconds.end());
-  measured->seconds.push_back(seconds[static_cast<size_t>(steps / 2)]);
+  measured->seconds.push_back(Median(std::move(seconds)));
   return engine->Close();
 }
 
@@ -234,12 +230,7 @@ std::string PlannedText(const std::vector<AutoCandidate>& planned,
 
 // Returns the median over rounds of a's time over b's.
 double Ratio(const Measured& a, const Measured& b) {
-  std::vector<double> ratios;
-  for (size_t i = 0; i < a.seconds.size(); ++i) {
-    ratios.push_back(a.seconds[i] / b.seconds[i]);
-  }
-  std::sort(ratios.begin(), ratios.end());
-  return ratios[ratios.size() / 2];
+  return Median(Ratios(a.seconds, b.seconds));
 }
 
 // Returns the ratio of two ways in turns of their own.
@@ -298,11 +289,10 @@ absl::StatusOr<bool> RunCase(const Case& c, const World& world) {
   // Ranks have their own clocks: rank 0's decides.
   TESSERA_ASSIGN_OR_RETURN(
       const auto duel,
-      world.communicator()->AllGatherStrings(
-          absl::StrCat(ratio > kSame ? best : ways.size()), {"a duel"}));
-  const auto rival = static_cast<size_t>(std::stoul(duel[0]));
-  if (rival < ways.size()) {
-    best = rival;
+      AllGatherValue(world.communicator().get(),
+                     ratio > kSame ? best : ways.size(), {"a duel"}));
+  if (duel[0] < ways.size()) {
+    best = duel[0];
     TESSERA_ASSIGN_OR_RETURN(ratio, Duel(c, choice.first, ways[best], world));
   }
   const bool good = ratio <= kSame && chosen->peak_bytes <= memory;
@@ -325,10 +315,7 @@ absl::StatusOr<bool> RunCase(const Case& c, const World& world) {
 
 absl::Status Run(int argc, char** argv) {
   absl::SetProgramUsageMessage("measures what auto chooses; see --helpfull");
-  TESSERA_ASSIGN_OR_RETURN(std::vector<char*> rest,
-                           WithoutInitFlags(argc, argv));
-  TESSERA_RETURN_IF_ERROR(FlagsAlone(
-      absl::ParseCommandLine(static_cast<int>(rest.size()), rest.data())));
+  TESSERA_RETURN_IF_ERROR(ReadRankFlags(argc, argv));
   WorldOptions options;
   options.backend = absl::GetFlag(FLAGS_backend);
   TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv, options));
@@ -350,11 +337,5 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  const absl::Status status =
-      tessera::CatchTorch("libtorch", [&] { return tessera::Run(argc, argv); });
-  if (!status.ok()) {
-    std::fprintf(stderr, "auto_choice: %s\n", status.ToString().c_str());
-  }
-  tessera::Shutdown();
-  return status.ok() ? 0 : 1;
+  return tessera::RunRank("auto_choice", argc, argv, tessera::Run);
 }

@@ -45,9 +45,9 @@
 #include "base/memory/memory.h"
 #include "base/monotonic.h"
 #include "benchmarks/bare_disk.h"
-#include "benchmarks/flag_checks.h"
-#include "benchmarks/median.h"
+#include "benchmarks/figures.h"
 #include "benchmarks/peer_gpt.h"
+#include "benchmarks/rank_program.h"
 #include "benchmarks/turns.h"
 #include "benchmarks/workers.h"
 #include "engine/tessera.h"
@@ -135,18 +135,6 @@ class Bench {
                ? absl::InternalError(absl::StrCat(path, ": ", error.message()))
                : absl::OkStatus();
   }
-  absl::StatusOr<int64_t> SumOfRanks(int64_t mine) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const std::vector<std::string> all,
-        comm_->AllGatherStrings(absl::StrCat(mine), CommTag{"sum"}));
-    int64_t sum = 0;
-    for (const std::string& one : all) {
-      int64_t number = 0;
-      if (!absl::SimpleAtoi(one, &number)) return absl::InternalError(one);
-      sum += number;
-    }
-    return sum;
-  }
   absl::StatusOr<double> TimeOf(const std::function<absl::Status()>& work) {
     sync();
     TESSERA_RETURN_IF_ERROR(Together(absl::OkStatus()));
@@ -172,9 +160,9 @@ class Bench {
         }));
     TESSERA_RETURN_IF_ERROR(Together(engine_->WaitForCheckpoint()));
     TESSERA_ASSIGN_OR_RETURN(const int64_t peak, MemoryLine("VmHWM"));
-    TESSERA_ASSIGN_OR_RETURN(turn.peak_bytes, SumOfRanks(peak - held));
+    TESSERA_ASSIGN_OR_RETURN(turn.peak_bytes, SumOfRanks(comm_, peak - held));
     TESSERA_ASSIGN_OR_RETURN(const int64_t share, Share());
-    TESSERA_ASSIGN_OR_RETURN(turn.bytes, SumOfRanks(share));
+    TESSERA_ASSIGN_OR_RETURN(turn.bytes, SumOfRanks(comm_, share));
     return turn;
   }
 
@@ -209,7 +197,7 @@ class Bench {
           return WritePlainly(absl::StrCat(folder, "/rank-", comm_->rank()),
                               from, absl::GetFlag(FLAGS_call_bytes));
         }));
-    TESSERA_ASSIGN_OR_RETURN(turn.bytes, SumOfRanks(share));
+    TESSERA_ASSIGN_OR_RETURN(turn.bytes, SumOfRanks(comm_, share));
     return turn;
   }
 
@@ -226,7 +214,7 @@ class Bench {
                                CopyPlainly(from, to, &workers_);
                                return absl::OkStatus();
                              }));
-    TESSERA_ASSIGN_OR_RETURN(turn.bytes, SumOfRanks(share));
+    TESSERA_ASSIGN_OR_RETURN(turn.bytes, SumOfRanks(comm_, share));
     return turn;
   }
 
@@ -245,7 +233,7 @@ class Bench {
     TESSERA_ASSIGN_OR_RETURN(turn.ms,
                              TimeOf([&] { return ReadPlainly(mine, to); }));
     TESSERA_ASSIGN_OR_RETURN(const int64_t share, Share());
-    TESSERA_ASSIGN_OR_RETURN(turn.bytes, SumOfRanks(share));
+    TESSERA_ASSIGN_OR_RETURN(turn.bytes, SumOfRanks(comm_, share));
     return turn;
   }
 
@@ -261,7 +249,7 @@ class Bench {
                                    report, engine_->LoadCheckpoint(dir_));
                                return absl::OkStatus();
                              }));
-    TESSERA_ASSIGN_OR_RETURN(turn.bytes, SumOfRanks(report.bytes_read));
+    TESSERA_ASSIGN_OR_RETURN(turn.bytes, SumOfRanks(comm_, report.bytes_read));
     return turn;
   }
 
@@ -278,10 +266,7 @@ class Bench {
 // Returns "[0.9, 1, 1.1]": least, median and largest ratio of a round's times.
 std::string Ratio(std::map<std::string, std::vector<double>>& ms,
                   const char* numerator, const char* denominator) {
-  std::vector<double> ratios;
-  for (size_t i = 0; i < ms[numerator].size(); ++i) {
-    ratios.push_back(ms[numerator][i] / ms[denominator][i]);
-  }
+  const std::vector<double> ratios = Ratios(ms[numerator], ms[denominator]);
   const auto [least, most] = std::minmax_element(ratios.begin(), ratios.end());
   return absl::StrFormat("[%.3f, %.3f, %.3f]", *least, Median(ratios), *most);
 }
@@ -351,11 +336,9 @@ absl::Status TakeTurns(Bench* bench) {
 
 absl::Status CheckFlags(const std::vector<char*>& words) {
   TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
-  TESSERA_RETURN_IF_ERROR(AtLeast("dim", 8, absl::GetFlag(FLAGS_dim)));
-  TESSERA_RETURN_IF_ERROR(AtLeast("layers", 1, absl::GetFlag(FLAGS_layers)));
-  TESSERA_RETURN_IF_ERROR(AtLeast("rounds", 1, absl::GetFlag(FLAGS_rounds)));
+  TESSERA_RETURN_IF_ERROR(AtLeast(8, FLAGS_dim));
   TESSERA_RETURN_IF_ERROR(
-      AtLeast("call_bytes", 1, absl::GetFlag(FLAGS_call_bytes)));
+      AtLeast(1, FLAGS_layers, FLAGS_rounds, FLAGS_call_bytes));
   if (absl::GetFlag(FLAGS_dim) % PeerGptOptions().heads != 0) {
     return absl::InvalidArgumentError("--dim: expected a multiple of 8");
   }
@@ -368,7 +351,7 @@ absl::Status CheckFlags(const std::vector<char*>& words) {
 absl::Status Run(int argc, char** argv) {
   absl::SetProgramUsageMessage("measures checkpoints; see --helpfull");
   TESSERA_ASSIGN_OR_RETURN(const std::vector<char*> words,
-                           ReadRankFlags(argc, argv, FLAGS_turns));
+                           ReadTurnFlags(argc, argv, FLAGS_turns));
   TESSERA_RETURN_IF_ERROR(CheckFlags(words));
   WorldOptions options;
   options.backend = absl::GetFlag(FLAGS_backend);
@@ -387,11 +370,5 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  const absl::Status status =
-      tessera::CatchTorch("libtorch", [&] { return tessera::Run(argc, argv); });
-  if (!status.ok()) {
-    std::fprintf(stderr, "checkpoint: %s\n", status.ToString().c_str());
-  }
-  tessera::Shutdown();
-  return status.ok() ? 0 : 1;
+  return tessera::RunRank("checkpoint", argc, argv, tessera::Run);
 }

@@ -27,9 +27,7 @@
 
 #include "ATen/Functions.h"
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/memory/memory.h"
@@ -37,7 +35,9 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "benchmarks/bare_copy.h"
-#include "benchmarks/flag_checks.h"
+#include "benchmarks/figures.h"
+#include "benchmarks/rank_program.h"
+#include "comm/all_gather_values.h"
 #include "comm/gloo/gloo_transport.h"
 #include "comm/group/group_communicator.h"
 #include "comm/shard_server.h"
@@ -83,10 +83,8 @@ absl::StatusOr<at::ScalarType> DtypeOf(const std::string& name) {
       "--dtype: expected fp32, fp64, bf16 or fp16, got '", name, "'"));
 }
 
-absl::Status CheckFlags(const std::vector<char*>& words) {
-  TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
-  TESSERA_RETURN_IF_ERROR(AtLeast("bytes", 1, absl::GetFlag(FLAGS_bytes)));
-  TESSERA_RETURN_IF_ERROR(AtLeast("rounds", 1, absl::GetFlag(FLAGS_rounds)));
+absl::Status CheckFlags() {
+  TESSERA_RETURN_IF_ERROR(AtLeast(1, FLAGS_bytes, FLAGS_rounds));
   for (const std::string& op : absl::GetFlag(FLAGS_ops)) {
     if (op == "all_gather" || op == "reduce_scatter" || op == "all_reduce") {
       continue;
@@ -252,25 +250,18 @@ absl::Status Measure(const std::string& op, std::vector<Backend>& backends,
       const absl::Duration begin = MonotonicNow();
       TESSERA_RETURN_IF_ERROR(backends[b].run(op, t));
       const double mine = absl::ToDoubleMilliseconds(MonotonicNow() - begin);
-      TESSERA_ASSIGN_OR_RETURN(
-          auto all, comm.AllGatherStrings(absl::StrCat(mine), {"time"}));
+      TESSERA_ASSIGN_OR_RETURN(const auto all,
+                               AllGatherValue(&comm, mine, {"time"}));
       if (round == 0 && !Right(op, size, t)) {
         return absl::InternalError(
             absl::StrCat(backends[b].name, ": wrong result of ", op));
       }
       if (round < 2) continue;  // the first rounds touch memory and caches
-      double slowest = 0;
-      for (const std::string& text : all) {
-        double theirs = 0;
-        (void)absl::SimpleAtod(text, &theirs);
-        slowest = std::max(slowest, theirs);
-      }
-      ms[b].push_back(slowest);
+      ms[b].push_back(*std::max_element(all.begin(), all.end()));
     }
   }
   for (size_t b = 0; b < backends.size() && world.rank() == 0; ++b) {
-    std::sort(ms[b].begin(), ms[b].end());
-    const double median = ms[b][ms[b].size() / 2];
+    const double median = Median(ms[b]);
     const double factor = (op == "all_reduce" ? 2.0 : 1.0) * (size - 1) / size;
     std::printf(
         "{\"op\": \"%s\", \"backend\": \"%s\", \"world\": %d, \"bytes\": "
@@ -278,7 +269,7 @@ absl::Status Measure(const std::string& op, std::vector<Backend>& backends,
         "\"gb_s\": %.3f}\n",
         op.c_str(), backends[b].name.c_str(), size,
         static_cast<long long>(bytes), absl::GetFlag(FLAGS_dtype).c_str(),
-        median, ms[b].front(),
+        median, *std::min_element(ms[b].begin(), ms[b].end()),
         factor * static_cast<double>(bytes) / median / 1e6);
   }
   return absl::OkStatus();
@@ -298,9 +289,10 @@ absl::StatusOr<StorePtr> MakeStore(const World& world) {
 }
 
 absl::Status Run(int argc, char** argv) {
-  TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv));
   absl::SetProgramUsageMessage("measures collectives of local ranks");
-  TESSERA_RETURN_IF_ERROR(CheckFlags(absl::ParseCommandLine(argc, argv)));
+  TESSERA_RETURN_IF_ERROR(ReadRankFlags(argc, argv));
+  TESSERA_RETURN_IF_ERROR(CheckFlags());
+  TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv));
   TESSERA_ASSIGN_OR_RETURN(const at::ScalarType dtype,
                            DtypeOf(absl::GetFlag(FLAGS_dtype)));
   if (world->world_size() < 2) {
@@ -333,13 +325,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  const absl::Status status = tessera::CatchTorch(
-      "collectives", [&] { return tessera::Run(argc, argv); });
-  if (!status.ok()) {
-    std::fprintf(stderr, "collectives: %s\n",
-                 std::string(status.message()).c_str());
-  }
+  const int result = tessera::RunRank("collectives", argc, argv, tessera::Run);
   std::fflush(stdout);
-  tessera::Shutdown();
-  std::_Exit(status.ok() ? 0 : 1);  // Gloo's group may block in its destructor
+  std::_Exit(result);  // Gloo's group may block in its destructor
 }

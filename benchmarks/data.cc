@@ -12,7 +12,6 @@
 //
 // It prints medians of the rounds, in GB of the file a second, and the medians
 // of their ratios with minimum and maximum.
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,7 +24,6 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -33,7 +31,8 @@
 #include "base/bits.h"
 #include "base/isa.h"
 #include "base/status.h"
-#include "benchmarks/flag_checks.h"
+#include "benchmarks/figures.h"
+#include "benchmarks/program.h"
 #include "data/text/token_corpus.h"
 
 ABSL_FLAG(int64_t, mib, 512, "size of the file");
@@ -45,18 +44,6 @@ ABSL_FLAG(std::string, folder, "/tmp", "where the file is written");
 
 namespace tessera {
 namespace {
-
-double Seconds() {
-  timespec time;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) +
-         1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 uint64_t g_sum = 0;  // so that the compiler leaves nothing out
 
@@ -139,12 +126,12 @@ class Measurement {
     for (size_t first = 0; first < batches; first += turn) {
       const size_t last = std::min(batches, first + turn);
       for (int way = 0; way < kWays; ++way) {
-        const double start = Seconds();
+        const double start = SecondsOf(CLOCK_THREAD_CPUTIME_ID);
         for (size_t i = first; i < last; ++i) {
           TESSERA_RETURN_IF_ERROR(
               Batch(way, (i + way * batches / kWays) % batches));
         }
-        seconds[way] += Seconds() - start;
+        seconds[way] += SecondsOf(CLOCK_THREAD_CPUTIME_ID) - start;
       }
     }
     return seconds;
@@ -213,12 +200,12 @@ absl::Status Measure(const std::string& path, TokenType type) {
   return absl::OkStatus();
 }
 
-absl::Status Run(const std::vector<char*>& words) {
-  TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
-  TESSERA_RETURN_IF_ERROR(AtLeast("mib", 1, absl::GetFlag(FLAGS_mib)));
-  TESSERA_RETURN_IF_ERROR(AtLeast("seq_len", 1, absl::GetFlag(FLAGS_seq_len)));
-  TESSERA_RETURN_IF_ERROR(AtLeast("batch", 1, absl::GetFlag(FLAGS_batch)));
-  TESSERA_RETURN_IF_ERROR(AtLeast("rounds", 1, absl::GetFlag(FLAGS_rounds)));
+absl::Status Run(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "the speed of token files; see benchmarks/data.cc");
+  TESSERA_RETURN_IF_ERROR(ReadFlags(argc, argv));
+  TESSERA_RETURN_IF_ERROR(
+      AtLeast(1, FLAGS_mib, FLAGS_seq_len, FLAGS_batch, FLAGS_rounds));
   const std::string path =
       absl::StrCat(absl::GetFlag(FLAGS_folder), "/tokens.", getpid());
   const auto remover = absl::MakeCleanup([&] { unlink(path.c_str()); });
@@ -240,10 +227,5 @@ absl::Status Run(const std::vector<char*>& words) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "the speed of token files; see benchmarks/data.cc");
-  const absl::Status status = tessera::Run(absl::ParseCommandLine(argc, argv));
-  if (status.ok()) return 0;
-  std::cerr << status.message() << "\n";
-  return 1;
+  return tessera::EndOf("data", tessera::Run(argc, argv));
 }

@@ -20,11 +20,9 @@
 // differences divided by the number of units; by wall-clock time and, with
 // cpu_, by the process's processor time. benchmarks/host_instructions counts
 // instructions instead, by --count, which runs every figure once.
-#include <time.h>
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -33,14 +31,14 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "benchmarks/flag_checks.h"
+#include "benchmarks/figures.h"
 #include "benchmarks/plain_training.h"
+#include "benchmarks/program.h"
 #include "c10/core/CPUAllocator.h"
 #include "comm/group/self_communicator.h"
 #include "config/config.pb.h"
@@ -57,14 +55,6 @@ ABSL_FLAG(bool, count, false,
 
 namespace tessera {
 namespace {
-
-absl::Status CheckFlags(const std::vector<char*>& words) {
-  TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
-  TESSERA_RETURN_IF_ERROR(AtLeast("rounds", 1, absl::GetFlag(FLAGS_rounds)));
-  TESSERA_RETURN_IF_ERROR(AtLeast("blocks", 1, absl::GetFlag(FLAGS_blocks)));
-  TESSERA_RETURN_IF_ERROR(AtLeast("dim", 1, absl::GetFlag(FLAGS_dim)));
-  return AtLeast("linears", 1, absl::GetFlag(FLAGS_linears));
-}
 
 // ---- what is measured
 
@@ -186,29 +176,6 @@ absl::Status AddSteps(std::vector<Figure>* figures) {
   return AddStep("step, stage 3, freed after each operator", config, figures);
 }
 
-// Times are those of the wall clock and those of all the process's threads on
-// processors. On a shared machine the second means more; the first includes
-// waits.
-enum Clock { kWall, kCpu, kNumClocks };
-using Times = std::array<double, kNumClocks>;  // microseconds
-
-Times Now() {
-  const auto now = [](clockid_t clock) {
-    timespec time;
-    clock_gettime(clock, &time);
-    return static_cast<double>(time.tv_sec) * 1e6 +
-           static_cast<double>(time.tv_nsec) * 1e-3;
-  };
-  return {now(CLOCK_MONOTONIC), now(CLOCK_PROCESS_CPUTIME_ID)};
-}
-
-absl::StatusOr<Times> TimesOf(const Body& body) {
-  const Times begin = Now();
-  TESSERA_RETURN_IF_ERROR(body());
-  const Times end = Now();
-  return Times{end[kWall] - begin[kWall], end[kCpu] - begin[kCpu]};
-}
-
 struct Round {
   Times plain, engine;
 };
@@ -228,32 +195,33 @@ absl::StatusOr<Round> RunRound(const Figure& figure, bool plain_first) {
 
 // Returns the median over rounds of f(round).
 template <typename F>
-double Median(const std::vector<Round>& rounds, F&& f) {
+double MedianOf(const std::vector<Round>& rounds, F&& f) {
   std::vector<double> values;
   for (const Round& round : rounds) values.push_back(f(round));
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+  return Median(std::move(values));
 }
 
 void Print(const Figure& figure, const std::vector<Round>& rounds) {
   const auto calls = static_cast<double>(figure.calls);
   const auto units = static_cast<double>(figure.units);
   std::printf("{\"figure\": \"%s\"", figure.name.c_str());
-  for (const Clock clock : {kWall, kCpu}) {
-    const char* const prefix = clock == kWall ? "" : "cpu_";
+  for (double Times::*const clock : {&Times::wall, &Times::cpu}) {
+    const char* const prefix = clock == &Times::wall ? "" : "cpu_";
     std::printf(
         ", \"%splain_us\": %.3f, \"%sengine_us\": %.3f, \"%sratio\": %.3f",
         prefix,
-        Median(rounds, [&](const Round& r) { return r.plain[clock] / calls; }),
+        MedianOf(rounds,
+                 [&](const Round& r) { return 1e6 * r.plain.*clock / calls; }),
         prefix,
-        Median(rounds, [&](const Round& r) { return r.engine[clock] / calls; }),
-        prefix, Median(rounds, [&](const Round& r) {
-          return r.engine[clock] / r.plain[clock];
+        MedianOf(rounds,
+                 [&](const Round& r) { return 1e6 * r.engine.*clock / calls; }),
+        prefix, MedianOf(rounds, [&](const Round& r) {
+          return r.engine.*clock / r.plain.*clock;
         }));
     if (figure.units == 0) continue;
     std::printf(", \"%sus_per_unit\": %.1f", prefix,
-                Median(rounds, [&](const Round& r) {
-                  return (r.engine[clock] - r.plain[clock]) / units;
+                MedianOf(rounds, [&](const Round& r) {
+                  return 1e6 * (r.engine.*clock - r.plain.*clock) / units;
                 }));
   }
   std::printf("}\n");
@@ -303,7 +271,9 @@ absl::Status Count(const std::vector<Figure>& figures) {
 
 absl::Status Run(int argc, char** argv) {
   absl::SetProgramUsageMessage("measures what the engine costs on the host");
-  TESSERA_RETURN_IF_ERROR(CheckFlags(absl::ParseCommandLine(argc, argv)));
+  TESSERA_RETURN_IF_ERROR(ReadFlags(argc, argv));
+  TESSERA_RETURN_IF_ERROR(
+      AtLeast(1, FLAGS_rounds, FLAGS_blocks, FLAGS_dim, FLAGS_linears));
   at::set_num_threads(1);
   std::vector<Figure> figures;
   TESSERA_RETURN_IF_ERROR(AddLinears(&figures));
@@ -322,10 +292,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  const absl::Status status = tessera::CatchTorch(
-      "host_cost", [&] { return tessera::Run(argc, argv); });
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "host_cost: %s\n",
-               std::string(status.message()).c_str());
-  return 1;
+  return tessera::EndOf("host_cost", tessera::CatchTorch("libtorch", [&] {
+                          return tessera::Run(argc, argv);
+                        }));
 }

@@ -16,7 +16,6 @@
 // of the loader's rate to the plain loop's in adjacent rounds. It prints a line
 // of JSON for each: medians over rounds, and the interval from the minimum to
 // the maximum. The file is made in TMPDIR and removed again.
-#include <time.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -32,7 +31,6 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -41,8 +39,9 @@
 #include "base/monotonic.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "benchmarks/flag_checks.h"
+#include "benchmarks/figures.h"
 #include "benchmarks/peer_gpt.h"
+#include "benchmarks/program.h"
 #include "data/distributed_order.h"
 #include "data/text/token_corpus.h"
 #include "data/text/token_file.h"
@@ -58,16 +57,6 @@ ABSL_FLAG(std::string, only, "", "Figures whose names contain this.");
 
 namespace tessera {
 namespace {
-
-absl::Status CheckFlags(const std::vector<char*>& words) {
-  TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
-  TESSERA_RETURN_IF_ERROR(AtLeast("mib", 1, absl::GetFlag(FLAGS_mib)));
-  TESSERA_RETURN_IF_ERROR(AtLeast("rounds", 1, absl::GetFlag(FLAGS_rounds)));
-  TESSERA_RETURN_IF_ERROR(AtLeast("seq", 1, absl::GetFlag(FLAGS_seq)));
-  TESSERA_RETURN_IF_ERROR(AtLeast("batch", 1, absl::GetFlag(FLAGS_batch)));
-  TESSERA_RETURN_IF_ERROR(AtLeast("batches", 1, absl::GetFlag(FLAGS_batches)));
-  return AtLeast("steps", 1, absl::GetFlag(FLAGS_steps));
-}
 
 // ---- the tokens
 
@@ -157,32 +146,6 @@ absl::StatusOr<std::unique_ptr<DataLoader>> MakeLoader(const Tokens& tokens,
 // ---- what is measured
 
 using Body = std::function<absl::Status()>;  // a round
-
-// Times are those of the wall clock and those of all the process's threads on
-// processors. On a shared machine the second means more; the first counts what
-// threads do at the same time once.
-struct Times {
-  double wall = 0, cpu = 0;  // seconds
-};
-
-double Now(clockid_t clock) {
-  timespec time;
-  clock_gettime(clock, &time);
-  return static_cast<double>(time.tv_sec) +
-         1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-absl::StatusOr<Times> TimesOf(const Body& body) {
-  const Times begin = {Now(CLOCK_MONOTONIC), Now(CLOCK_PROCESS_CPUTIME_ID)};
-  TESSERA_RETURN_IF_ERROR(body());
-  return Times{Now(CLOCK_MONOTONIC) - begin.wall,
-               Now(CLOCK_PROCESS_CPUTIME_ID) - begin.cpu};
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 absl::StatusOr<Body> PlainLoop(const Tokens& tokens) {
   const int64_t seq = absl::GetFlag(FLAGS_seq);
@@ -308,7 +271,9 @@ absl::Status MeasureStep(const Tokens& tokens, int workers) {
 
 absl::Status Run(int argc, char** argv) {
   absl::SetProgramUsageMessage("measures what a data loader costs");
-  TESSERA_RETURN_IF_ERROR(CheckFlags(absl::ParseCommandLine(argc, argv)));
+  TESSERA_RETURN_IF_ERROR(ReadFlags(argc, argv));
+  TESSERA_RETURN_IF_ERROR(AtLeast(1, FLAGS_mib, FLAGS_rounds, FLAGS_seq,
+                                  FLAGS_batch, FLAGS_batches, FLAGS_steps));
   at::set_num_threads(1);
   TESSERA_ASSIGN_OR_RETURN(const Tokens tokens,
                            Tokens::Make(absl::GetFlag(FLAGS_mib) << 20));
@@ -327,9 +292,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  const absl::Status status =
-      tessera::CatchTorch("loader", [&] { return tessera::Run(argc, argv); });
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "loader: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return tessera::EndOf("loader", tessera::CatchTorch("libtorch", [&] {
+                          return tessera::Run(argc, argv);
+                        }));
 }

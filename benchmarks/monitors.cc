@@ -13,25 +13,20 @@
 // Both are trained side by side, their steps interleaved, the first of a pair
 // alternating. Prints one line of JSON: medians in ms, the median of the
 // ratios, and the quotient of all steps' processor time (cpu_total).
-#include <time.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/time.h"
-#include "base/monotonic.h"
+#include "benchmarks/figures.h"
 #include "benchmarks/peer_gpt.h"
+#include "benchmarks/rank_program.h"
 #include "engine/tessera.h"
 
 ABSL_FLAG(int, stage, 3, "ZeRO stage, 0 to 3.");
@@ -43,34 +38,6 @@ ABSL_FLAG(std::string, folder, "", "Where the monitors write.");
 
 namespace tessera {
 namespace {
-
-// Returns the processor time of all threads of this process.
-double CpuMs() {
-  timespec time;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) * 1e3 +
-         static_cast<double>(time.tv_nsec) * 1e-6;
-}
-
-absl::StatusOr<double> SumOfRanks(Communicator& comm, double mine) {
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> all,
-      comm.AllGatherStrings(absl::StrCat(mine), {"processor time"}));
-  double sum = 0;
-  for (const std::string& one : all) {
-    double value = 0;
-    if (!absl::SimpleAtod(one, &value)) {
-      return absl::InternalError(absl::StrCat("no number: '", one, "'"));
-    }
-    sum += value;
-  }
-  return sum;
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 class Training {
  public:
@@ -105,24 +72,20 @@ class Training {
   }
 
   // Makes one step, from a barrier to the next; it is measured if `round` > 0.
-  absl::Status Step(Communicator& comm, int round) {
-    TESSERA_RETURN_IF_ERROR(comm.Barrier("begin"));
-    const absl::Duration begin = MonotonicNow();
-    const double cpu_begin = CpuMs();
-    const at::Tensor loss = model_->Loss(tokens_, tokens_);
-    TESSERA_RETURN_IF_ERROR(engine_->Backward(loss));
-    TESSERA_RETURN_IF_ERROR(engine_->Step());
-    if (bar_ != nullptr) {
-      bar_->Show(std::max(1, round),
-                 absl::StrFormat("loss %.4f", loss.item<float>()));
-    }
-    TESSERA_RETURN_IF_ERROR(comm.Barrier("end"));  // behind its exchange
-    const absl::Duration took = MonotonicNow() - begin;
-    const double cpu_ms = CpuMs() - cpu_begin;
-    TESSERA_ASSIGN_OR_RETURN(const double all_cpu_ms, SumOfRanks(comm, cpu_ms));
+  absl::Status Step(Communicator* comm, int round) {
+    TESSERA_ASSIGN_OR_RETURN(
+        const Times times, TimesOfRanks(comm, [&]() -> absl::Status {
+          const at::Tensor loss = model_->Loss(tokens_, tokens_);
+          TESSERA_RETURN_IF_ERROR(engine_->Backward(loss));
+          TESSERA_RETURN_IF_ERROR(engine_->Step());
+          if (bar_ == nullptr) return absl::OkStatus();
+          bar_->Show(std::max(1, round),
+                     absl::StrFormat("loss %.4f", loss.item<float>()));
+          return absl::OkStatus();
+        }));
     if (round <= 0) return absl::OkStatus();
-    wall_ms_.push_back(absl::ToDoubleMilliseconds(took));
-    cpu_ms_.push_back(all_cpu_ms);
+    wall_ms_.push_back(times.wall * 1e3);
+    cpu_ms_.push_back(times.cpu * 1e3);
     return absl::OkStatus();
   }
 
@@ -138,15 +101,6 @@ class Training {
   std::vector<double> wall_ms_, cpu_ms_;
 };
 
-double MedianRatio(const std::vector<double>& watched,
-                   const std::vector<double>& plain) {
-  std::vector<double> ratios;
-  for (size_t i = 0; i < plain.size(); ++i) {
-    ratios.push_back(watched[i] / plain[i]);
-  }
-  return Median(std::move(ratios));
-}
-
 double Sum(const std::vector<double>& values) {
   double sum = 0;
   for (const double value : values) sum += value;
@@ -154,13 +108,13 @@ double Sum(const std::vector<double>& values) {
 }
 
 absl::Status Run(int argc, char** argv) {
-  TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv));
   absl::SetProgramUsageMessage("measures what monitors take of a step");
-  absl::ParseCommandLine(argc, argv);
+  TESSERA_RETURN_IF_ERROR(ReadRankFlags(argc, argv));
+  TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv));
   if (absl::GetFlag(FLAGS_folder).empty()) {
     return absl::InvalidArgumentError("--folder: expected one to write to");
   }
-  Communicator& comm = *world->communicator();
+  Communicator* const comm = world->communicator().get();
   // It writes to a file, as a job's log is.
   FILE* const out = world->rank() == 0 ? std::fopen("/dev/null", "w") : nullptr;
   Training plain, watched;
@@ -182,8 +136,9 @@ absl::Status Run(int argc, char** argv) {
       absl::GetFlag(FLAGS_stage), world->world_size(),
       absl::GetFlag(FLAGS_rounds), Median(plain.wall_ms()),
       Median(watched.wall_ms()), Median(plain.cpu_ms()),
-      Median(watched.cpu_ms()), MedianRatio(watched.wall_ms(), plain.wall_ms()),
-      MedianRatio(watched.cpu_ms(), plain.cpu_ms()),
+      Median(watched.cpu_ms()),
+      Median(Ratios(watched.wall_ms(), plain.wall_ms())),
+      Median(Ratios(watched.cpu_ms(), plain.cpu_ms())),
       Sum(watched.cpu_ms()) / Sum(plain.cpu_ms()));
   return absl::OkStatus();
 }
@@ -192,12 +147,5 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  const absl::Status status =
-      tessera::CatchTorch("libtorch", [&] { return tessera::Run(argc, argv); });
-  if (!status.ok()) {
-    std::fprintf(stderr, "monitors: %s\n",
-                 std::string(status.message()).c_str());
-  }
-  tessera::Shutdown();
-  return status.ok() ? 0 : 1;
+  return tessera::RunRank("monitors", argc, argv, tessera::Run);
 }

@@ -16,7 +16,6 @@
 // Rounds of all are interleaved, in another order each time. Prints for each
 // method one line of JSON: medians in ms, and the rounds' ratios with their
 // median, the least and the largest.
-#include <time.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -29,17 +28,12 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/time.h"
-#include "base/monotonic.h"
-#include "benchmarks/flag_checks.h"
-#include "benchmarks/median.h"
+#include "benchmarks/figures.h"
 #include "benchmarks/plain_training.h"
+#include "benchmarks/rank_program.h"
 #include "engine/tessera.h"
 #include "optim/matrix/newton_schulz.h"
 
@@ -57,29 +51,6 @@ struct Contestant {
   std::function<absl::Status()> prepare, run;
   std::vector<double> ms = {}, cpu_ms = {};  // each round's; all ranks' cpu
 };
-
-// Returns the processor time of all threads of this process.
-double CpuMs() {
-  timespec time;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) * 1e3 +
-         static_cast<double>(time.tv_nsec) * 1e-6;
-}
-
-absl::StatusOr<double> SumOfRanks(Communicator& comm, double mine) {
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> all,
-      comm.AllGatherStrings(absl::StrCat(mine), {"processor time"}));
-  double sum = 0;
-  for (const std::string& one : all) {
-    double value = 0;
-    if (!absl::SimpleAtod(one, &value)) {
-      return absl::InternalError(absl::StrCat("no number: '", one, "'"));
-    }
-    sum += value;
-  }
-  return sum;
-}
 
 absl::StatusOr<Contestant> StepOf(const std::string& optimizer,
                                   const std::string& method) {
@@ -123,7 +94,7 @@ Contestant ProductsOf(const std::string& method, bool mine) {
           }};
 }
 
-absl::Status Measure(Communicator& comm, std::vector<Contestant>* all) {
+absl::Status Measure(Communicator* comm, std::vector<Contestant>* all) {
   std::mt19937 random(1);  // the same order on all ranks
   std::vector<Contestant*> order;
   for (Contestant& c : *all) order.push_back(&c);
@@ -131,17 +102,10 @@ absl::Status Measure(Communicator& comm, std::vector<Contestant>* all) {
     std::shuffle(order.begin(), order.end(), random);
     for (Contestant* c : order) {
       TESSERA_RETURN_IF_ERROR(c->prepare());
-      TESSERA_RETURN_IF_ERROR(comm.Barrier("begin"));
-      const absl::Duration begin = MonotonicNow();
-      const double cpu_begin = CpuMs();
-      TESSERA_RETURN_IF_ERROR(c->run());
-      TESSERA_RETURN_IF_ERROR(comm.Barrier("end"));
-      const absl::Duration took = MonotonicNow() - begin;
-      TESSERA_ASSIGN_OR_RETURN(const double cpu_ms,
-                               SumOfRanks(comm, CpuMs() - cpu_begin));
+      TESSERA_ASSIGN_OR_RETURN(const Times times, TimesOfRanks(comm, c->run));
       if (round < 0) continue;
-      c->ms.push_back(absl::ToDoubleMilliseconds(took));
-      c->cpu_ms.push_back(cpu_ms);
+      c->ms.push_back(times.wall * 1e3);
+      c->cpu_ms.push_back(times.cpu * 1e3);
     }
   }
   return absl::OkStatus();
@@ -173,20 +137,10 @@ void Print(const std::string& method, int world, const Contestant& adamw,
       }));
 }
 
-absl::Status ReadFlags(int argc, char** argv) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<char*> own,
-                           WithoutInitFlags(argc, argv));
-  const std::vector<char*> words =
-      absl::ParseCommandLine(static_cast<int>(own.size()), own.data());
-  TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
-  TESSERA_RETURN_IF_ERROR(AtLeast("layers", 1, absl::GetFlag(FLAGS_layers)));
-  TESSERA_RETURN_IF_ERROR(AtLeast("dim", 1, absl::GetFlag(FLAGS_dim)));
-  return AtLeast("rounds", 1, absl::GetFlag(FLAGS_rounds));
-}
-
 absl::Status Run(int argc, char** argv) {
   absl::SetProgramUsageMessage("measures a step of Muon; see --helpfull");
-  TESSERA_RETURN_IF_ERROR(ReadFlags(argc, argv));
+  TESSERA_RETURN_IF_ERROR(ReadRankFlags(argc, argv));
+  TESSERA_RETURN_IF_ERROR(AtLeast(1, FLAGS_layers, FLAGS_dim, FLAGS_rounds));
   TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv));
   at::set_num_threads(1);
   std::vector<Contestant> all;
@@ -198,7 +152,7 @@ absl::Status Run(int argc, char** argv) {
     all.push_back(std::move(muon));
     all.push_back(ProductsOf(method, world->rank() == 0));
   }
-  TESSERA_RETURN_IF_ERROR(Measure(*world->communicator(), &all));
+  TESSERA_RETURN_IF_ERROR(Measure(world->communicator().get(), &all));
   if (world->rank() != 0) return absl::OkStatus();
   for (size_t i = 0; i < methods.size(); ++i) {
     Print(methods[i], world->world_size(), all[0], all[1 + 2 * i],
@@ -211,11 +165,5 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  const absl::Status status =
-      tessera::CatchTorch("libtorch", [&] { return tessera::Run(argc, argv); });
-  if (!status.ok()) {
-    std::fprintf(stderr, "muon: %s\n", status.ToString().c_str());
-  }
-  tessera::Shutdown();
-  return status.ok() ? 0 : 1;
+  return tessera::RunRank("muon", argc, argv, tessera::Run);
 }

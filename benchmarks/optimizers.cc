@@ -21,7 +21,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -32,15 +31,14 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "benchmarks/disk_traffic.h"
-#include "benchmarks/flag_checks.h"
-#include "benchmarks/median.h"
+#include "benchmarks/figures.h"
+#include "benchmarks/program.h"
 #include "benchmarks/triad.h"
 #include "benchmarks/workers.h"
 #include "optim/algorithms/coefficients.h"
@@ -135,11 +133,8 @@ size_t IntervalRank(size_t n) {
 // the rounds.
 std::string Ratio(const Contestant& ours, const Contestant& other,
                   double other_bytes) {
-  std::vector<double> ratios;
-  for (size_t i = 0; i < ours.seconds.size(); ++i) {
-    ratios.push_back(ours.bytes / ours.seconds[i] /
-                     (other_bytes / other.seconds[i]));
-  }
+  std::vector<double> ratios = Ratios(other.seconds, ours.seconds);
+  for (double& ratio : ratios) ratio *= ours.bytes / other_bytes;
   std::sort(ratios.begin(), ratios.end());
   const size_t rank = IntervalRank(ratios.size());
   return absl::StrFormat("[%.3f, %.3f, %.3f]", ratios[rank], Median(ratios),
@@ -245,11 +240,10 @@ void Measure(std::vector<Contestant>* all, int rounds) {
     std::shuffle(order.begin(), order.end(), random);
     for (Contestant* contestant : order) {
       Contestant& c = *contestant;
-      const auto begin = std::chrono::steady_clock::now();
+      const double begin = SecondsOf(CLOCK_MONOTONIC);
       c.run(++step);
-      const std::chrono::duration<double> took =
-          std::chrono::steady_clock::now() - begin;
-      if (round >= 0) c.seconds.push_back(took.count());
+      const double took = SecondsOf(CLOCK_MONOTONIC) - begin;
+      if (round >= 0) c.seconds.push_back(took);
     }
   }
 }
@@ -258,14 +252,12 @@ absl::Status MeasureBesideTraffic(const std::string& disk, int rounds,
                                   std::vector<Contestant>* all) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<DiskTraffic> traffic,
                            DiskTraffic::Start(disk));
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin = SecondsOf(CLOCK_MONOTONIC);
   const int64_t before = traffic->bytes();
   Measure(all, rounds);
-  const std::chrono::duration<double> took =
-      std::chrono::steady_clock::now() - begin;
-  std::printf(
-      "beside %.2f GB/s to and from the disk\n",
-      static_cast<double>(traffic->bytes() - before) * 1e-9 / took.count());
+  const double took = SecondsOf(CLOCK_MONOTONIC) - begin;
+  std::printf("beside %.2f GB/s to and from the disk\n",
+              static_cast<double>(traffic->bytes() - before) * 1e-9 / took);
   return traffic->Stop();
 }
 
@@ -296,14 +288,15 @@ void Print(const std::vector<Contestant>& all, int64_t numel, int threads) {
       absl::StrJoin(times, ", ").c_str());
 }
 
-absl::Status Run(const std::vector<char*>& words) {
-  TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
+absl::Status Run(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "measures optimizers against libtorch and STREAM");
+  TESSERA_RETURN_IF_ERROR(ReadFlags(argc, argv));
+  TESSERA_RETURN_IF_ERROR(AtLeast(1, FLAGS_numel, FLAGS_threads));
+  TESSERA_RETURN_IF_ERROR(AtLeast(6, FLAGS_rounds));
   const int64_t numel = absl::GetFlag(FLAGS_numel);
   const int threads = absl::GetFlag(FLAGS_threads);
   const int rounds = absl::GetFlag(FLAGS_rounds);
-  TESSERA_RETURN_IF_ERROR(AtLeast("numel", 1, numel));
-  TESSERA_RETURN_IF_ERROR(AtLeast("threads", 1, threads));
-  TESSERA_RETURN_IF_ERROR(AtLeast("rounds", 6, rounds));
   torch::NoGradGuard no_grad;
   at::set_num_threads(threads);
   const Buffers buffers(numel);
@@ -323,13 +316,7 @@ absl::Status Run(const std::vector<char*>& words) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "measures optimizers against libtorch and STREAM");
-  const std::vector<char*> words = absl::ParseCommandLine(argc, argv);
-  const absl::Status status =
-      tessera::CatchTorch("libtorch", [&] { return tessera::Run(words); });
-  if (!status.ok()) {
-    std::fprintf(stderr, "optimizers: %s\n", status.ToString().c_str());
-  }
-  return status.ok() ? 0 : 1;
+  return tessera::EndOf("optimizers", tessera::CatchTorch("libtorch", [&] {
+                          return tessera::Run(argc, argv);
+                        }));
 }

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,9 +20,8 @@
 #include "absl/flags/usage.h"
 #include "base/status.h"
 #include "base/trace/trace.h"
-#include "benchmarks/flag_checks.h"
 #include "benchmarks/peer_gpt.h"
-#include "benchmarks/turns.h"
+#include "benchmarks/rank_program.h"
 #include "comm/world/world.h"
 #include "config/config.pb.h"
 #include "engine/engine.h"
@@ -34,7 +32,6 @@ ABSL_FLAG(int64_t, dim, 256, "Their width.");
 ABSL_FLAG(int64_t, batch, 4, "Sequences of a rank's step.");
 ABSL_FLAG(int64_t, seq, 128, "Their length.");
 ABSL_FLAG(int, stage, 3, "0 to 3.");
-ABSL_FLAG(bool, turns, false, "Not used: this program has no peers.");
 
 namespace tessera {
 namespace {
@@ -118,12 +115,11 @@ double ScopeNanos() {
   return static_cast<double>(TraceNow() - begin) / kCalls;
 }
 
-absl::Status Run(int* argc, char** argv) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<char*> words,
-                           ReadRankFlags(*argc, argv, FLAGS_turns));
-  TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
-  TESSERA_RETURN_IF_ERROR(AtLeast("rounds", 1, absl::GetFlag(FLAGS_rounds)));
-  TESSERA_ASSIGN_OR_RETURN(const World* world, Init(argc, argv, {}));
+absl::Status Run(int argc, char** argv) {
+  absl::SetProgramUsageMessage("What a trace costs a step.");
+  TESSERA_RETURN_IF_ERROR(ReadRankFlags(argc, argv));
+  TESSERA_RETURN_IF_ERROR(AtLeast(1, FLAGS_rounds));
+  TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv));
   torch::manual_seed(1);
   const auto model = std::make_shared<PeerGpt>(
       PeerGptOptions{absl::GetFlag(FLAGS_dim), absl::GetFlag(FLAGS_layers), 4,
@@ -141,18 +137,12 @@ absl::Status Run(int* argc, char** argv) {
         Quantile(cost.ratios, 0.25), Quantile(cost.ratios, 0.75), cost.spans,
         ScopeNanos());
   }
-  TESSERA_RETURN_IF_ERROR(engine->Close());
-  Shutdown();
-  return absl::OkStatus();
+  return engine->Close();
 }
 
 }  // namespace
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("What a trace costs a step.");
-  const absl::Status status = tessera::Run(&argc, argv);
-  if (status.ok()) return 0;
-  std::cerr << status << "\n";
-  return 1;
+  return tessera::RunRank("trace_cost", argc, argv, tessera::Run);
 }

@@ -30,9 +30,10 @@
 #include "base/memory/memory.h"
 #include "base/monotonic.h"
 #include "base/torch/device_ledger.h"
-#include "benchmarks/flag_checks.h"
+#include "benchmarks/figures.h"
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/plain_libtorch.h"
+#include "benchmarks/rank_program.h"
 #include "benchmarks/train_figures.h"
 #include "benchmarks/turns.h"
 #include "comm/launch/job.h"
@@ -269,9 +270,8 @@ void PrintAll(const World& world, at::Device device, int64_t parameters,
               const Trainer& trainer, const Figures& figures,
               const Peaks& peaks, int64_t pss_bytes) {
   const bool alone = absl::GetFlag(FLAGS_engine) == "none";
-  std::vector<double> ms = figures.milliseconds;
-  std::sort(ms.begin(), ms.end());
-  const double median = ms.empty() ? 0 : ms[ms.size() / 2];
+  const std::vector<double>& ms = figures.milliseconds;
+  const double median = ms.empty() ? 0 : Median(ms);
   const double tokens =
       static_cast<double>(absl::GetFlag(FLAGS_micro_batch) *
                           absl::GetFlag(FLAGS_seq) * world.world_size());
@@ -285,7 +285,8 @@ void PrintAll(const World& world, at::Device device, int64_t parameters,
       "\n",
       absl::GetFlag(FLAGS_engine), alone ? 0 : absl::GetFlag(FLAGS_stage),
       absl::GetFlag(FLAGS_dtype), std::string(world.communicator()->backend()),
-      world.world_size(), parameters, median, ms.empty() ? 0 : ms[0],
+      world.world_size(), parameters, median,
+      ms.empty() ? 0 : *std::min_element(ms.begin(), ms.end()),
       median > 0 ? tokens / median * 1e3 : 0, Listed(figures.losses),
       memory[MemoryKind::kParameters].peak_bytes,
       memory[MemoryKind::kGradients].peak_bytes,
@@ -331,7 +332,7 @@ absl::Status CheckFlags(const std::vector<char*>& words) {
 
 absl::StatusOr<WorldOptions> ReadFlags(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<char*> words,
-                           ReadRankFlags(argc, argv, FLAGS_turns));
+                           ReadTurnFlags(argc, argv, FLAGS_turns));
   TESSERA_RETURN_IF_ERROR(CheckFlags(words));
   WorldOptions options;
   options.backend = absl::GetFlag(FLAGS_backend);
@@ -390,10 +391,5 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  const absl::Status status =
-      tessera::CatchTorch("libtorch", [&] { return tessera::Run(argc, argv); });
-  if (!status.ok())
-    std::fprintf(stderr, "train: %s\n", status.ToString().c_str());
-  tessera::Shutdown();
-  return status.ok() ? 0 : 1;
+  return tessera::RunRank("train", argc, argv, tessera::Run);
 }

@@ -26,7 +26,7 @@ namespace tessera {
 // that absl has left over. absl does not know Init's flags, so it gets a copy
 // without them; Init finds them in argv. `turns` is the program's flag of that
 // name.
-inline absl::StatusOr<std::vector<char*>> ReadRankFlags(
+inline absl::StatusOr<std::vector<char*>> ReadTurnFlags(
     int argc, char** argv, const absl::Flag<bool>& turns) {
   std::vector<char*> rest(argv, argv + argc + 1);
   TESSERA_ASSIGN_OR_RETURN(const JobFlags job,

@@ -3,7 +3,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/notification.h"
 #include "base/status_matchers.h"
-#include "base/thread/no_threads.h"
+#include "base/thread/no_threads_test_util.h"
 #include "base/trace/exposed.h"
 #include "comm/comm_promise.h"
 #include "gmock/gmock.h"

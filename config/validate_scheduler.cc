@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "config/config.pb.h"
 #include "config/defaults.h"
 #include "config/reader/json_options.pb.h"
@@ -331,24 +332,12 @@ void ResolveWarmup(proto::Scheduler* scheduler, Faults* faults) {
 }  // namespace
 
 const std::vector<std::string>& ScheduleNames() {
-  static const auto* const names =
-      new std::vector<std::string>{"LRRangeTest",
-                                   "OneCycle",
-                                   "WarmupLR",
-                                   "WarmupDecayLR",
-                                   "WarmupCosineLR",
-                                   "ConstantLR",
-                                   "CosineAnnealingLR",
-                                   "CosineAnnealingWarmRestarts",
-                                   "CyclicLR",
-                                   "ExponentialLR",
-                                   "LinearLR",
-                                   "MultiStepLR",
-                                   "OneCycleLR",
-                                   "PolynomialLR",
-                                   "ReduceLROnPlateau",
-                                   "StepLR",
-                                   "WSD"};
+  static const auto* const names = new std::vector<std::string>(absl::StrSplit(
+      "LRRangeTest,OneCycle,WarmupLR,WarmupDecayLR,WarmupCosineLR,ConstantLR,"
+      "CosineAnnealingLR,CosineAnnealingWarmRestarts,CyclicLR,ExponentialLR,"
+      "LinearLR,MultiStepLR,OneCycleLR,PolynomialLR,ReduceLROnPlateau,StepLR,"
+      "WSD",
+      ','));
   return *names;
 }
 

@@ -7,7 +7,7 @@
 #include "ATen/ops/tensor.h"
 #include "absl/synchronization/notification.h"
 #include "base/monotonic.h"
-#include "base/thread/no_threads.h"
+#include "base/thread/no_threads_test_util.h"
 #include "base/thread/wait_clock.h"
 #include "c10/core/GradMode.h"
 #include "gmock/gmock.h"

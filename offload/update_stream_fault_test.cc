@@ -4,7 +4,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "base/thread/no_threads.h"
+#include "base/thread/no_threads_test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/update_stream.h"

@@ -53,6 +53,16 @@ class Sorting {
     chart.x = run_.steps;
     return chart;
   }
+  Chart NewFromZero(std::string title, std::string unit) const {
+    Chart chart = New(std::move(title), std::move(unit));
+    chart.from_zero = true;
+    return chart;
+  }
+  Chart NewLogarithmic(std::string title) const {
+    Chart chart = New(std::move(title), "");
+    chart.log_scale = true;
+    return chart;
+  }
   void Take(const std::string& series, std::string name, Chart* chart) {
     const auto found = run_.series.find(series);
     if (found == run_.series.end() || used_.count(series) > 0) return;
@@ -62,12 +72,17 @@ class Sorting {
   void Keep(Chart chart) {
     if (!chart.lines.empty()) groups_.back().charts.push_back(std::move(chart));
   }
+  // Keeps a chart of one figure, which runs wrote under one of `series`.
+  void KeepOneOf(const std::vector<std::string>& series,
+                 const std::string& name, Chart chart) {
+    for (const std::string& written : series) Take(written, name, &chart);
+    Keep(std::move(chart));
+  }
   void Begin(std::string title) { groups_.push_back({std::move(title), {}}); }
 
   void Training() {
     Begin("Training");
-    Chart loss = New("loss", "");
-    loss.log_scale = true;
+    Chart loss = NewLogarithmic("loss");
     Take("loss", "loss", &loss);
     for (const auto& [name, values] : run_.series) {
       if (absl::EndsWith(name, "/loss") || absl::EndsWith(name, "_loss")) {
@@ -75,8 +90,7 @@ class Sorting {
       }
     }
     Keep(std::move(loss));
-    Chart rate = New("learning rate", "");
-    rate.from_zero = true;
+    Chart rate = NewFromZero("learning rate", "");
     Take("lr", "lr", &rate);
     for (const auto& [name, values] : run_.series) {
       if (absl::StartsWith(name, "lr/") || absl::StartsWith(name, "lr.")) {
@@ -84,39 +98,22 @@ class Sorting {
       }
     }
     Keep(std::move(rate));
-    Chart norm = New("gradient norm", "");
-    norm.log_scale = true;
-    Take("grad_norm", "gradient norm", &norm);
-    Keep(std::move(norm));
-    Chart scale = New("loss scale", "");
-    scale.log_scale = true;
-    Take("loss_scale", "loss scale", &scale);
-    Keep(std::move(scale));
+    KeepOneOf({"grad_norm"}, "gradient norm", NewLogarithmic("gradient norm"));
+    KeepOneOf({"loss_scale"}, "loss scale", NewLogarithmic("loss scale"));
   }
 
   void Speed() {
     Begin("Speed");
-    Chart tokens = New("tokens a second, all ranks", "");
-    tokens.from_zero = true;
-    Take("tokens_per_second", "tokens a second", &tokens);
-    Take("tokens_per_s", "tokens a second", &tokens);
-    Keep(std::move(tokens));
-    Chart samples = New("samples a second, all ranks", "");
-    samples.from_zero = true;
-    Take("samples_per_second", "samples a second", &samples);
-    Take("samples_per_s", "samples a second", &samples);
-    Keep(std::move(samples));
-    Chart flops = New("operations of a rank", "TFLOP/s");
-    flops.from_zero = true;
-    Take("tflops", "TFLOP/s", &flops);
-    Keep(std::move(flops));
-    Chart mfu = New("share of the device's peak (MFU)", "");
-    mfu.from_zero = true;
-    Take("mfu", "mfu", &mfu);
-    Keep(std::move(mfu));
+    KeepOneOf({"tokens_per_second", "tokens_per_s"}, "tokens a second",
+              NewFromZero("tokens a second, all ranks", ""));
+    KeepOneOf({"samples_per_second", "samples_per_s"}, "samples a second",
+              NewFromZero("samples a second, all ranks", ""));
+    KeepOneOf({"tflops"}, "TFLOP/s",
+              NewFromZero("operations of a rank", "TFLOP/s"));
+    KeepOneOf({"mfu"}, "mfu",
+              NewFromZero("share of the device's peak (MFU)", ""));
     Stragglers();
-    Chart times = New("time of a step", "ms");
-    times.from_zero = true;
+    Chart times = NewFromZero("time of a step", "ms");
     for (const char* const name : {"step", "forward", "backward", "update"}) {
       Take(absl::StrCat(name, "_ms"), name, &times);
     }
@@ -127,9 +124,8 @@ class Sorting {
 
   void Stragglers() {
     for (const std::string of : {"step", "forward"}) {
-      Chart ranks =
-          New(absl::StrCat(of, " on the slowest and fastest rank"), "ms");
-      ranks.from_zero = true;
+      Chart ranks = NewFromZero(
+          absl::StrCat(of, " on the slowest and fastest rank"), "ms");
       Take(absl::StrCat(of, "_ms_slowest"), "slowest", &ranks);
       Take(absl::StrCat(of, "_ms_fastest"), "fastest", &ranks);
       if (of == "step") {
@@ -151,8 +147,7 @@ class Sorting {
       Share("data_wait_ms", "for data", *step, &shares);
       Keep(std::move(shares));
     }
-    Chart waits = New("waited in a step", "ms");
-    waits.from_zero = true;
+    Chart waits = NewFromZero("waited in a step", "ms");
     Take("exposed_comm_ms", "for communication (exposed)", &waits);
     Take("data_wait_ms", "for data", &waits);
     Keep(std::move(waits));
@@ -185,12 +180,8 @@ class Sorting {
                        return LargestOf(a.y) > LargestOf(b.y);
                      });
     Keep(std::move(kinds));
-    Chart peak = New("peak of a step", "bytes");
-    peak.from_zero = true;
-    Take("memory_peak_bytes", "peak", &peak);
-    Take("memory.peak_bytes", "peak", &peak);
-    Take("memory.peak", "peak", &peak);
-    Keep(std::move(peak));
+    KeepOneOf({"memory_peak_bytes", "memory.peak_bytes", "memory.peak"}, "peak",
+              NewFromZero("peak of a step", "bytes"));
   }
 
   void Others() {

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "data/sentencepiece/train_model.h"
+#include "data/sentencepiece/train_model_test_util.h"
 #include "data/test_files.h"
 #include "data/text/token_file.h"
 #include "gmock/gmock.h"

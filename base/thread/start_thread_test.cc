@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/status_matchers.h"
-#include "base/thread/no_threads.h"
+#include "base/thread/no_threads_test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

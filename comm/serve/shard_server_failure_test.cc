@@ -14,7 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
-#include "base/thread/no_threads.h"
+#include "base/thread/no_threads_test_util.h"
 #include "comm/serve/retired_servers.h"
 #include "comm/serve/shard_server_testing.h"
 #include "gmock/gmock.h"

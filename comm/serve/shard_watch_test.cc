@@ -12,7 +12,7 @@
 #include "base/status_matchers.h"
 #include "comm/record/hang_dump.h"
 #include "comm/watch/announcements.h"
-#include "comm/watch/manual_clock.h"
+#include "comm/watch/manual_clock_testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"

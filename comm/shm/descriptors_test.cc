@@ -20,7 +20,7 @@
 #include "base/monotonic.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
-#include "base/thread/no_threads.h"
+#include "base/thread/no_threads_test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

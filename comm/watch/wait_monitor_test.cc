@@ -10,7 +10,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
-#include "base/thread/no_threads.h"
+#include "base/thread/no_threads_test_util.h"
 #include "comm/watch/announcements.h"
 #include "comm/watch/watch_testing.h"
 #include "gmock/gmock.h"

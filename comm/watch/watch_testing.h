@@ -17,7 +17,7 @@
 #include "comm/connect/handshake.h"
 #include "comm/record/hang_dump.h"
 #include "comm/watch/announcements.h"
-#include "comm/watch/manual_clock.h"
+#include "comm/watch/manual_clock_testing.h"
 #include "comm/watch/wait_monitor.h"
 #include "gtest/gtest.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"

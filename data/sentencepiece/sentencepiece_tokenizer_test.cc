@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
-#include "data/sentencepiece/train_model.h"
+#include "data/sentencepiece/train_model_test_util.h"
 #include "data/test_files.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

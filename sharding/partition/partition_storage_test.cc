@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_matchers.h"
-#include "sharding/partition/free_module.h"
+#include "sharding/partition/free_module_test_util.h"
 #include "sharding/partition/partition.h"
 
 namespace tessera {

@@ -12,9 +12,9 @@
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "sharding/trace/construct_fake.h"
-#include "sharding/trace/counted_tensors.h"
+#include "sharding/trace/counted_tensors_test_util.h"
 #include "sharding/trace/trace.h"
-#include "sharding/trace/traced_models.h"
+#include "sharding/trace/traced_models_test_util.h"
 
 namespace tessera {
 namespace {

@@ -15,7 +15,7 @@
 #include "engine/construct_sharded.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sharding/trace/counted_tensors.h"
+#include "sharding/trace/counted_tensors_test_util.h"
 #include "tests/plan/truth.h"
 #include "tests/support/rank_pool.h"
 

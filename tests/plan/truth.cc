@@ -16,7 +16,7 @@
 #include "examples/gpt/gpt.h"
 #include "examples/llama/llama.h"
 #include "gtest/gtest.h"
-#include "sharding/trace/traced_models.h"
+#include "sharding/trace/traced_models_test_util.h"
 
 namespace tessera {
 namespace {

@@ -2,7 +2,7 @@
 //
 // A case is words: "Gpt stage=3 world=2 dtype=bf16 units=auto". The model is
 // Gpt (also as WideGpt, LongGpt, LargeWideGpt, LargeLongGpt) or Llama, one of
-// truth_models.cc, or one of sharding/trace/traced_models.h.
+// truth_models.cc, or one of sharding/trace/traced_models_test_util.h.
 #ifndef TESTS_PLAN_TRUTH_H_
 #define TESTS_PLAN_TRUTH_H_
 

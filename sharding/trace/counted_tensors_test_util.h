@@ -4,8 +4,8 @@
 // base/torch/tensor_memory.h, whose memory it would count, too.
 //
 // Threads: any.
-#ifndef SHARDING_TRACE_COUNTED_TENSORS_H_
-#define SHARDING_TRACE_COUNTED_TENSORS_H_
+#ifndef SHARDING_TRACE_COUNTED_TENSORS_TEST_UTIL_H_
+#define SHARDING_TRACE_COUNTED_TENSORS_TEST_UTIL_H_
 
 #include <cstdint>
 
@@ -27,4 +27,4 @@ class CountedTensors {
 };
 
 }  // namespace tessera
-#endif  // SHARDING_TRACE_COUNTED_TENSORS_H_
+#endif  // SHARDING_TRACE_COUNTED_TENSORS_TEST_UTIL_H_

@@ -1,4 +1,4 @@
-#include "sharding/trace/counted_tensors.h"
+#include "sharding/trace/counted_tensors_test_util.h"
 
 #include <algorithm>
 

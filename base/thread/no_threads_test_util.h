@@ -1,6 +1,6 @@
 // NoThreads imitates a system that has no threads left, for tests.
-#ifndef BASE_THREAD_NO_THREADS_H_
-#define BASE_THREAD_NO_THREADS_H_
+#ifndef BASE_THREAD_NO_THREADS_TEST_UTIL_H_
+#define BASE_THREAD_NO_THREADS_TEST_UTIL_H_
 
 #include <pthread.h>
 
@@ -34,4 +34,4 @@ class NoThreads {
 };
 
 }  // namespace tessera
-#endif  // BASE_THREAD_NO_THREADS_H_
+#endif  // BASE_THREAD_NO_THREADS_TEST_UTIL_H_

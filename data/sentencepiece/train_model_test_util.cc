@@ -1,4 +1,4 @@
-#include "data/sentencepiece/train_model.h"
+#include "data/sentencepiece/train_model_test_util.h"
 
 #include <sentencepiece_trainer.h>
 

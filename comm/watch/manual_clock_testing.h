@@ -5,8 +5,8 @@
 //   clock.Advance(absl::Seconds(5));  // takes no time
 //
 // Threads: all calls may come from any thread.
-#ifndef COMM_WATCH_MANUAL_CLOCK_H_
-#define COMM_WATCH_MANUAL_CLOCK_H_
+#ifndef COMM_WATCH_MANUAL_CLOCK_TESTING_H_
+#define COMM_WATCH_MANUAL_CLOCK_TESTING_H_
 
 #include <memory>
 
@@ -46,4 +46,4 @@ class ManualClock {
 };
 
 }  // namespace tessera
-#endif  // COMM_WATCH_MANUAL_CLOCK_H_
+#endif  // COMM_WATCH_MANUAL_CLOCK_TESTING_H_

@@ -1,7 +1,7 @@
 // Models for tests of traces: one of each common kind, small enough to train in
 // a test, with tensors large enough to be traced.
-#ifndef SHARDING_TRACE_TRACED_MODELS_H_
-#define SHARDING_TRACE_TRACED_MODELS_H_
+#ifndef SHARDING_TRACE_TRACED_MODELS_TEST_UTIL_H_
+#define SHARDING_TRACE_TRACED_MODELS_TEST_UTIL_H_
 
 #include <functional>
 #include <map>
@@ -22,4 +22,4 @@ struct TracedModel {
 const std::map<std::string, std::function<TracedModel()>>& TracedModels();
 
 }  // namespace tessera
-#endif  // SHARDING_TRACE_TRACED_MODELS_H_
+#endif  // SHARDING_TRACE_TRACED_MODELS_TEST_UTIL_H_

@@ -1,6 +1,6 @@
 // Trains a small model, for tests. It uses plain types, as model.h does.
-#ifndef DATA_SENTENCEPIECE_TRAIN_MODEL_H_
-#define DATA_SENTENCEPIECE_TRAIN_MODEL_H_
+#ifndef DATA_SENTENCEPIECE_TRAIN_MODEL_TEST_UTIL_H_
+#define DATA_SENTENCEPIECE_TRAIN_MODEL_TEST_UTIL_H_
 
 #include <string>
 
@@ -13,4 +13,4 @@ std::string TrainSentencePiece(const std::string& text,
                                const std::string& type, int vocab_size);
 
 }  // namespace tessera
-#endif  // DATA_SENTENCEPIECE_TRAIN_MODEL_H_
+#endif  // DATA_SENTENCEPIECE_TRAIN_MODEL_TEST_UTIL_H_

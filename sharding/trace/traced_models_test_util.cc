@@ -1,4 +1,4 @@
-#include "sharding/trace/traced_models.h"
+#include "sharding/trace/traced_models_test_util.h"
 
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>

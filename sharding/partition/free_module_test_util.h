@@ -1,6 +1,6 @@
 // FreeModule: a module for tests, to which anything can be added.
-#ifndef SHARDING_PARTITION_FREE_MODULE_H_
-#define SHARDING_PARTITION_FREE_MODULE_H_
+#ifndef SHARDING_PARTITION_FREE_MODULE_TEST_UTIL_H_
+#define SHARDING_PARTITION_FREE_MODULE_TEST_UTIL_H_
 
 #include <torch/torch.h>
 
@@ -38,4 +38,4 @@ inline std::string Names(const std::vector<NamedParameter>& parameters) {
 }
 
 }  // namespace tessera
-#endif  // SHARDING_PARTITION_FREE_MODULE_H_
+#endif  // SHARDING_PARTITION_FREE_MODULE_TEST_UTIL_H_
