@@ -3,7 +3,6 @@
 #include "comm/shm/collectives.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -23,15 +22,28 @@
 namespace tessera::shm {
 namespace {
 
+// SplitMix64: fast, where a generator takes more time than what is tested.
+struct Random {
+  uint64_t operator()() {
+    uint64_t z = state += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+  }
+  uint64_t state;
+};
+
 // Random bytes of sane values: no NaN, sums that round.
 std::string Values(ElementType type, int64_t numel, uint32_t seed) {
-  std::mt19937 random(seed);
+  Random random{seed};
   std::string bytes(numel * ElementBytes(type), '\0');
   for (int64_t i = 0; i < numel; ++i) {
     char* at = bytes.data() + i * ElementBytes(type);
-    const float x = std::ldexp(static_cast<float>(random()) / 4e9f - 0.5f,
-                               static_cast<int>(random() % 12) - 4);
-    const uint32_t bits = random();
+    const uint64_t all = random();
+    const auto bits = static_cast<uint32_t>(all >> 32);
+    const float x =
+        (static_cast<float>(static_cast<uint32_t>(all)) / 4e9f - 0.5f) *
+        static_cast<float>(1 << bits % 12) / 16;
     uint32_t word;
     std::memcpy(&word, &x, 4);
     if (type == ElementType::kFloat32) {
@@ -49,7 +61,7 @@ std::string Values(ElementType type, int64_t numel, uint32_t seed) {
     } else if (type == ElementType::kBool) {
       *at = static_cast<char>(bits & 1);
     } else {
-      const uint64_t y = uint64_t{bits} << 32 | random();
+      const uint64_t y = random();
       std::memcpy(at, &y, ElementBytes(type));
     }
   }

@@ -246,11 +246,11 @@ using WorkersTest = TestDeviceTest;
 INSTANTIATE_TEST_SUITE_P(Modes, WorkersTest, ::testing::Values(Mode::kWorkers));
 
 // Without its wait a worker comes too late or too early, so the bits are wrong
-// and not only the order. There are many tries, since one task in four is
+// and not only the order. There are many tries, since one task in sixteen is
 // delayed.
 TEST_P(WorkersTest, ShowAMissingWaitInTheBits) {
   int wrong = 0;
-  for (int i = 0; i < 50; ++i) {
+  for (int i = 0; i < 200; ++i) {
     const c10::Stream side = FromPool(0);
     const at::Tensor x = at::ones({100}, TestDevice(0));
     const c10::StreamGuard guard(side);

@@ -9,9 +9,9 @@
 namespace testdevice {
 namespace {
 
-// One task in four is delayed, by up to this much: longer than it takes to
+// One task in sixteen is delayed, by up to this much: longer than it takes to
 // launch some more tasks.
-constexpr int kOneIn = 4;
+constexpr int kOneIn = 16;
 constexpr int kMostMicroseconds = 300;
 
 }  // namespace
@@ -44,7 +44,7 @@ void Worker::Wait() { Mark()->WaitForNotification(); }
 
 void Worker::Run() {
   for (;;) {
-    std::function<void()> task;
+    std::deque<std::function<void()>> tasks;
     {
       absl::MutexLock lock(&mutex_);
       const auto wanted = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
@@ -52,16 +52,17 @@ void Worker::Run() {
       };
       mutex_.Await(absl::Condition(&wanted));
       if (tasks_.empty()) return;
-      task = std::move(tasks_.front());
-      tasks_.pop_front();
+      tasks.swap(tasks_);
     }
-    if (random_() % kOneIn == 0) {
-      absl::SleepFor(absl::Microseconds(random_() % kMostMicroseconds));
-    }
-    try {
-      task();
-    } catch (const std::exception& error) {
-      failed_(error.what());
+    for (; !tasks.empty(); tasks.pop_front()) {
+      if (random_() % kOneIn == 0) {
+        absl::SleepFor(absl::Microseconds(random_() % kMostMicroseconds));
+      }
+      try {
+        tasks.front()();
+      } catch (const std::exception& error) {
+        failed_(error.what());
+      }
     }
   }
 }

@@ -90,6 +90,9 @@ TEST_P(CheckpointTest, AnyRanksAndStageLoadIt) {
       for (int readers : {1, 2, 3, 4}) {
         const auto next = NextStepOfOracle(masters, spec_, readers);
         for (int stage : {0, 1, 2, 3}) {
+          // A part in which every triple of stages and numbers of ranks occurs.
+          const int cell = writers + readers + GetParam() + stage;
+          if (cell % 4 != (*dtype == 'b' ? 2 : 0)) continue;
           SCOPED_TRACE(absl::StrCat(writers, " ranks to ", readers, ", stage ",
                                     GetParam(), " to ", stage, ", ", dtype));
           TrainingSpec spec = spec_;

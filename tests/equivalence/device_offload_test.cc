@@ -218,6 +218,9 @@ TEST(DeviceOffload, CallsFindWhatIsElsewhere) {
         for (const int offload : {0, 1, 2, 3}) {
           if (stage < 3 && offload == 3) continue;
           for (const char* moved : {"", "moved"}) {
+            // Half of them, in which every pair occurs.
+            const int cell = world_size + stage + (fp16 == kBf16) + offload;
+            if ((cell + (*moved != 0)) % 2 == 0) continue;
             const Way way = WayOf(stage, fp16, offload);
             SCOPED_TRACE(
                 absl::StrCat("W ", world_size, ": ", TextOf(way), moved));
@@ -370,12 +373,14 @@ TEST(DeviceOffload, StatesMayMoveOnAnyStream) {
 }
 
 TEST(DeviceOffload, ACheckpointGoesFromAnyTierToAnother) {
+  int i = 0;
   RankPool* const pool = RankPool::Get(2);
   for (const int fp16 : {kFp32, kBf16}) {
     Answers first;
     for (const int from : {0, 2, 3}) {
       for (const int to : {0, 2, 3}) {
         for (const char* how : {"", "async", "moved"}) {
+          if (++i % 2 == 0) continue;  // in the other dtype
           const TempFolder folder;
           const std::string text = absl::StrCat(
               TextOf(WayOf(3, fp16, from)), "|", TextOf(WayOf(3, fp16, to)),

@@ -38,6 +38,8 @@ namespace tessera {
 
 // A fork of the test's program with this set in its environment is a rank: of
 // this Plan.
+// A rank's descriptor that ends its children.
+inline constexpr int kHold = 3;
 inline constexpr char kProgram[] = "TESSERA_CHECKPOINT_KILL_TEST_RANK";
 // How soon survivors end. Not a speed: a bound of the machine's scheduling on
 // what takes a second at most.
@@ -95,7 +97,7 @@ inline void ForkThree() {
   for (int i = 0; i < 3; ++i) {
     if (fork() == 0) {
       char byte = 0;
-      while (read(ForkServer::kSocket, &byte, 1) != 0) {
+      while (read(kHold, &byte, 1) != 0) {
       }
       _exit(0);
     }
@@ -181,7 +183,6 @@ class Job {
  public:
   explicit Job(const Plan& plan)
       : plan_(plan), store_(HostedStore::Start(plan.world_size).value()) {
-    ForkServer* const server = ForkServer::Get().value();
     TESSERA_CHECK(pipe2(hold_, O_CLOEXEC) == 0);
     for (int r = 0; r < plan.world_size; ++r) {
       Environment env =
@@ -190,7 +191,10 @@ class Job {
       int pipe[2];
       TESSERA_CHECK(pipe2(pipe, O_CLOEXEC) == 0);
       fcntl(pipe[0], F_SETFL, O_NONBLOCK);
-      const pid_t pid = server->Fork(env, pipe[1], hold_[0]).value();
+      SelfExecOptions options;
+      options.env = std::move(env);
+      options.fds = {{pipe[1], STDERR_FILENO}, {hold_[0], kHold}};
+      const pid_t pid = ForkSelf(options).value();
       close(pipe[1]);
       ranks_.push_back({pid, pipe[0]});
     }

@@ -37,6 +37,7 @@
 #include "tests/failure/moved_clock.h"
 #include "tests/support/fork_server.h"
 #include "tests/support/temp_folder.h"
+#include "third_party/gtest/run_and_exit.h"
 
 namespace tessera {
 namespace {
@@ -266,9 +267,9 @@ TEST(CheckpointKillTest, TwoJobsInOneFolder) {
 
 int main(int argc, char** argv) {
   using namespace tessera;  // NOLINT
-  ServeForks();
+  ServeForks(kProgram, &argc, &argv);
   const std::optional<std::string> program = EnvString(kProgram);
-  if (program.has_value()) return RankMain(*program, argc, argv);
+  if (program.has_value()) ExitAtOnce(RankMain(*program, argc, argv));
   testing::InitGoogleTest(&argc, argv);
   if (!ReadNumbers(argc, argv,
                    {{"--kills", &g_kills},
@@ -280,5 +281,5 @@ int main(int argc, char** argv) {
                     {"--closed", &g_hardships.closed}})) {
     return 2;
   }
-  return RUN_ALL_TESTS();
+  RunTestsAndExit();
 }

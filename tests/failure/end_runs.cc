@@ -138,13 +138,15 @@ EndRun::EndRun(Ending ending, bool by_launcher)
 
 void EndRun::StartForks() {
   store_ = HostedStore::Start(kRanks).value();
-  ForkServer* const server = ForkServer::Get().value();
   for (int r = 0; r < kRanks; ++r) {
     Environment env = LocalRankEnvironment(r, kRanks, store_->Environment());
     env.emplace_back(kEndingVariable, absl::StrCat(static_cast<int>(ending_)));
     int pipe[2];
     TESSERA_CHECK(pipe2(pipe, O_CLOEXEC) == 0);
-    const pid_t pid = server->Fork(env, pipe[1], STDIN_FILENO).value();
+    SelfExecOptions options;
+    options.env = std::move(env);
+    options.fds = {{pipe[1], STDERR_FILENO}};
+    const pid_t pid = ForkSelf(options).value();
     close(pipe[1]);
     children_.push_back({pid, pipe[0]});
   }
@@ -157,7 +159,7 @@ void EndRun::StartLauncher() {
   options.argv = {"program", absl::StrCat("--world=", kRanks)};
   options.env = {{kEndingVariable, absl::StrCat(static_cast<int>(ending_))}};
   options.fds = {{pipe[1], STDOUT_FILENO}, {pipe[1], STDERR_FILENO}};
-  const pid_t pid = SpawnSelf(options).value();
+  const pid_t pid = ForkSelf(options).value();
   close(pipe[1]);
   children_.push_back({pid, pipe[0]});
 }

@@ -29,6 +29,7 @@
 #include "tests/failure/end_runs.h"
 #include "tests/models/recomputed.h"
 #include "tests/support/fork_server.h"
+#include "third_party/gtest/run_and_exit.h"
 #include "torch/torch.h"
 
 namespace tessera {
@@ -159,7 +160,7 @@ TEST(EndTest, EveryProgramEnds) {
 
 int main(int argc, char** argv) {
   using namespace tessera;  // NOLINT
-  ServeForks();
+  ServeForks(kEndingVariable, &argc, &argv);
   const std::optional<std::string> ending = EnvString(kEndingVariable);
   if (ending.has_value()) return RankMain(*ending, argc, argv);
   testing::InitGoogleTest(&argc, argv);
@@ -174,5 +175,5 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
-  return RUN_ALL_TESTS();
+  RunTestsAndExit();
 }

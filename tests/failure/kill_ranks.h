@@ -37,6 +37,7 @@
 #include "engine/engine.h"
 #include "tests/failure/moved_clock.h"
 #include "tests/models/models.h"
+#include "tests/support/fork_server.h"
 #include "tests/support/process.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/training.h"
@@ -260,7 +261,8 @@ class Ranks {
                  {hold_[0], spec.hold_fd()}};
     const int flags = spec.is_closed ? FD_CLOEXEC : 0;
     for (const int fd : {0, 1, 2}) fcntl(fd, F_SETFD, flags);
-    ranks_[r].pid = SpawnSelf(child).value();
+    // A program finds what is closed as it is executed.
+    ranks_[r].pid = (spec.is_closed ? SpawnSelf : ForkSelf)(child).value();
     for (const int fd : {0, 1, 2}) fcntl(fd, F_SETFD, 0);
     close(out[1]);
     close(err[1]);

@@ -34,8 +34,10 @@
 #include "tests/launch/attack.h"
 #include "tests/launch/two_hosts.h"
 #include "tests/support/flag_file.h"
+#include "tests/support/fork_server.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
+#include "third_party/gtest/run_and_exit.h"
 #include "torch/torch.h"
 
 namespace tessera {
@@ -337,10 +339,11 @@ TEST(HostileTest, TwoHosts) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
+  tessera::ServeForks(tessera::kProgram, &argc, &argv);
   tessera::TwoHosts::ServeIfHelper(argc, argv);
   tessera::Attack::ServeIfAttacker();
   if (getenv(tessera::kProgram) != nullptr)
-    return tessera::RankMain(argc, argv);
+    tessera::ExitAtOnce(tessera::RankMain(argc, argv));
   testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  tessera::RunTestsAndExit();
 }

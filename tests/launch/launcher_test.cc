@@ -22,6 +22,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/process.h"
+#include "third_party/gtest/run_and_exit.h"
 
 namespace tessera {
 namespace {
@@ -225,5 +226,5 @@ int main(int argc, char** argv) {
   // Whoever runs this may ignore them.
   for (int sig : {SIGINT, SIGTERM, SIGHUP}) signal(sig, SIG_DFL);
   testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  tessera::RunTestsAndExit();
 }

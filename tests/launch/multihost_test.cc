@@ -30,7 +30,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/launch/two_hosts.h"
+#include "tests/support/fork_server.h"
 #include "tests/support/process.h"
+#include "third_party/gtest/run_and_exit.h"
 #include "torch/torch.h"
 
 namespace tessera {
@@ -390,10 +392,11 @@ TEST_F(MultihostTest, AsSlurmStartsThem) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  const char* const program = getenv(tessera::kProgram);
-  const std::string name = program == nullptr ? "" : program;
+  tessera::ServeForks(tessera::kProgram, &argc, &argv);
   tessera::TwoHosts::ServeIfHelper(argc, argv);
-  if (name == "rank") return tessera::RankMain(argc, argv);
+  if (getenv(tessera::kProgram) != nullptr) {
+    tessera::ExitAtOnce(tessera::RankMain(argc, argv));
+  }
   testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  tessera::RunTestsAndExit();
 }

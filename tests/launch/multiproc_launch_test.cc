@@ -24,7 +24,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/launch/multiproc_launch_test_util.h"
+#include "tests/support/fork_server.h"
 #include "tests/support/process.h"
+#include "third_party/gtest/run_and_exit.h"
 #include "torch/torch.h"
 
 namespace tessera {
@@ -322,13 +324,15 @@ TEST(WorldFlagTest, GraceIsWhatASignalLeaves) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  const char* const program = getenv(tessera::kProgram);
-  if (program != nullptr) {
-    return tessera::RunProgram(program, argc, argv);
+  if (getenv(tessera::kProgram) == nullptr) {
+    // Whoever runs this may ignore them.
+    for (int sig : {SIGINT, SIGTERM, SIGHUP}) signal(sig, SIG_DFL);
   }
-  unsetenv("OMP_NUM_THREADS");  // ranks find their own number
-  // Whoever runs this may ignore them.
-  for (int sig : {SIGINT, SIGTERM, SIGHUP}) signal(sig, SIG_DFL);
+  // Ranks find their own number of threads.
+  tessera::ServeForks(tessera::kProgram, &argc, &argv, /*threads=*/nullptr);
+  if (const char* const program = getenv(tessera::kProgram)) {
+    tessera::ExitAtOnce(tessera::RunProgram(program, argc, argv));
+  }
   testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  tessera::RunTestsAndExit();
 }

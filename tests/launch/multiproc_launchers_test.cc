@@ -18,7 +18,9 @@
 #include "comm/world/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/fork_server.h"
 #include "tests/support/process.h"
+#include "third_party/gtest/run_and_exit.h"
 #include "torch/torch.h"
 
 namespace tessera {
@@ -77,9 +79,10 @@ int RunProgram(const std::string& program, int argc, char** argv) {
 }
 
 Finished RunOne(const std::string& program,
-                const std::vector<std::string>& args, Env env = {}) {
+                const std::vector<std::string>& args, Env env = {},
+                bool by_exec = false) {
   env.emplace_back(kProgram, program);
-  return Process(args, env).Finish();
+  return Process(args, env, by_exec).Finish();
 }
 
 // ---- launchers ----
@@ -188,7 +191,8 @@ TEST(LauncherTest, ThreadsFollowTheProcessorsOfARank) {
   CPU_ZERO(&one);
   CPU_SET(cpus[0], &one);
   ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
-  const Finished run = RunOne("plain", {}, {{"TESSERA_VERBOSE", "comm=1"}});
+  const Finished run = RunOne("plain", {}, {{"TESSERA_VERBOSE", "comm=1"}},
+                              /*by_exec=*/true);
   sched_setaffinity(0, sizeof(before), &before);
   EXPECT_THAT(run.out, HasSubstr("threads 1\n"));
   EXPECT_THAT(run.err, HasSubstr(absl::StrCat(
@@ -257,9 +261,11 @@ TEST(PrefixOutputTest, LastWordsComeBeforeTheReport) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  const char* const program = getenv(tessera::kProgram);
-  if (program != nullptr) return tessera::RunProgram(program, argc, argv);
-  unsetenv("OMP_NUM_THREADS");  // ranks find their own number
+  // Ranks find their own number of threads.
+  tessera::ServeForks(tessera::kProgram, &argc, &argv, /*threads=*/nullptr);
+  if (const char* const program = getenv(tessera::kProgram)) {
+    tessera::ExitAtOnce(tessera::RunProgram(program, argc, argv));
+  }
   testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  tessera::RunTestsAndExit();
 }

@@ -29,8 +29,10 @@
 #include "comm/world/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/fork_server.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
+#include "third_party/gtest/run_and_exit.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
@@ -269,14 +271,15 @@ TEST(StartupTest, AFileWithSomethingElseInIt) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
+  tessera::ServeForks(tessera::kProgram, &argc, &argv);
   const char* const program = getenv(tessera::kProgram);
   if (program != nullptr) {
     const absl::Status status = tessera::RunProgram(program, argc, argv);
-    if (status.ok()) return 0;
+    if (status.ok()) tessera::ExitAtOnce(0);
     const std::string line = absl::StrCat(status.ToString(), "\n");
     if (write(STDERR_FILENO, line.data(), line.size()) < 0) _exit(99);
-    return 1;
+    tessera::ExitAtOnce(1);
   }
   testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  tessera::RunTestsAndExit();
 }

@@ -21,8 +21,10 @@
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/fork_server.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
+#include "third_party/gtest/run_and_exit.h"
 #include "torch/torch.h"
 
 namespace tessera {
@@ -131,11 +133,14 @@ TEST(StopTest, SavesAndEndsAfterSigusr1) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  if (const char* const dir = getenv(tessera::kProgram)) {
-    return tessera::RunProgram(dir, argc, argv);
+  if (getenv(tessera::kProgram) == nullptr) {
+    // Whoever runs this may ignore them.
+    for (int sig : {SIGTERM, SIGUSR1}) signal(sig, SIG_DFL);
   }
-  // Whoever runs this may ignore them.
-  for (int sig : {SIGTERM, SIGUSR1}) signal(sig, SIG_DFL);
+  tessera::ServeForks(tessera::kProgram, &argc, &argv);
+  if (const char* const dir = getenv(tessera::kProgram)) {
+    tessera::ExitAtOnce(tessera::RunProgram(dir, argc, argv));
+  }
   testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  tessera::RunTestsAndExit();
 }

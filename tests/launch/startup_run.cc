@@ -80,7 +80,7 @@ void StartupRun::Launch(const std::string& args) {
   options.argv = {"program", absl::StrCat("--world=", ranks_.size()), args};
   options.env = {{kRankVariable, "launched"}, {"TESSERA_VERBOSE", "comm=1"}};
   options.fds = {{pipe[1], STDERR_FILENO}, {pipe[1], STDOUT_FILENO}};
-  children_.push_back(SpawnSelf(options).value());
+  children_.push_back(ForkSelf(options).value());
   close(pipe[1]);
   streams_.push_back({pipe[0], -1, ""});
 }
@@ -95,8 +95,10 @@ void StartupRun::StartRank(
       kArgsVariable,
       absl::StrCat(args, " --rank=", rank, " --world_size=", ranks_.size()));
   env.emplace_back("TESSERA_VERBOSE", "comm=1");
-  const pid_t pid =
-      ForkServer::Get().value()->Fork(env, pipe[1], STDIN_FILENO).value();
+  SelfExecOptions options;
+  options.env = std::move(env);
+  options.fds = {{pipe[1], STDERR_FILENO}};
+  const pid_t pid = ForkSelf(options).value();
   close(pipe[1]);
   children_.push_back(pid);
   streams_.push_back({pipe[0], rank, ""});

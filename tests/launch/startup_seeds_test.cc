@@ -37,6 +37,7 @@
 #include "tests/support/fork_server.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
+#include "third_party/gtest/run_and_exit.h"
 
 namespace tessera {
 namespace {
@@ -246,10 +247,10 @@ TEST_F(StartupSeeds, TheOthersEndInTimeAndNameTheRank) {
 
 int main(int argc, char** argv) {
   using namespace tessera;  // NOLINT
+  ServeForks(kRankVariable, &argc, &argv);
   TwoHosts::ServeIfHelper(argc, argv);
-  ServeForks();
   const std::optional<std::string> rank = EnvString(kRankVariable);
-  if (rank.has_value()) return RankMain(*rank, argc, argv);
+  if (rank.has_value()) ExitAtOnce(RankMain(*rank, argc, argv));
   testing::InitGoogleTest(&argc, argv);
   for (int i = 1; i < argc; ++i) {
     absl::string_view arg = argv[i];
@@ -262,5 +263,5 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
-  return RUN_ALL_TESTS();
+  RunTestsAndExit();
 }

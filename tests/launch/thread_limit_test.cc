@@ -45,6 +45,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/fork_server.h"
 #include "tests/support/process.h"
+#include "third_party/gtest/run_and_exit.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
@@ -194,8 +195,10 @@ bool Run(int limit, std::vector<Rank>* ranks) {
     int pipe[2];
     if (pipe2(pipe, O_CLOEXEC) != 0) abort();
     Rank& rank = ranks->emplace_back();
-    rank.pid =
-        ForkServer::Get().value()->Fork(env, pipe[1], STDIN_FILENO).value();
+    SelfExecOptions options;
+    options.env = env;
+    options.fds = {{pipe[1], STDERR_FILENO}};
+    rank.pid = ForkSelf(options).value();
     rank.err = pipe[0];
     close(pipe[1]);
   }
@@ -248,7 +251,6 @@ bool EndsWithoutASignal(int limit) {
 TEST(ThreadLimitTest, AnErrorAndNeverASignal) {
   if (getuid() != 0) GTEST_SKIP() << "needs root";
   // A store lets in its own user's ranks only. What starts them stays root.
-  (void)ForkServer::Get().value();
   ASSERT_EQ(seteuid(kUser), 0);
   int limit = 1;
   while (limit < 60 && !EndsWithoutASignal(limit) && !HasFailure()) ++limit;
@@ -295,7 +297,7 @@ TEST(CauseTest, OfTheAddressSpace) {
   GTEST_SKIP() << "which takes all of it";
 #endif
   int mib = 1;
-  for (; mib < 2000; mib *= 2) {
+  for (; mib < 2000; mib *= 4) {
     const Finished run = RunUnder(absl::StrCat("address space ", mib));
     if (run.code == 0) break;
     EXPECT_THAT(run.err, ContainsRegex("ulimit -v|memory")) << mib;
@@ -309,11 +311,11 @@ TEST(CauseTest, OfTheAddressSpace) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  tessera::ServeForks();
+  tessera::ServeForks(tessera::kCause, &argc, &argv);
   const auto limit = tessera::EnvString(tessera::kLimit);
-  if (limit.has_value()) return tessera::RankMain(*limit);
+  if (limit.has_value()) tessera::ExitAtOnce(tessera::RankMain(*limit));
   const auto cause = tessera::EnvString(tessera::kCause);
-  if (cause.has_value()) return tessera::CauseMain(*cause);
+  if (cause.has_value()) tessera::ExitAtOnce(tessera::CauseMain(*cause));
   testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  tessera::RunTestsAndExit();
 }

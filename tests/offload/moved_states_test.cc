@@ -1,6 +1,7 @@
 // Tests Engine::Offload and Reload: while states are elsewhere, training goes
 // on with the same bits.
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,6 +30,10 @@ TEST(MovedStates, TrainWithTheOraclesBits) {
     for (const int stage : {0, 1, 2, 3}) {
       for (const char* dtype : {"fp32", "bf16"}) {
         for (const bool own : {false, true}) {
+          // Half of them, in which every pair occurs, and what is special.
+          const bool narrow = *dtype == 'b';
+          const int cell = static_cast<int>(strlen(device)) + stage + narrow;
+          if (cell % 2 == own && !(narrow && stage == 3)) continue;
           TrainingSpec spec;
           spec.model = "Gpt";
           spec.steps = 4;

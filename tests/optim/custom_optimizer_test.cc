@@ -209,9 +209,12 @@ TESSERA_RANK_FUNCTION(FailOwn) {
 }
 
 TEST(CustomErrorTest, EndsTheStepOnAllRanks) {
+  int cell = 0;  // every second one, in which every pair occurs
   for (const char* of : {"all", "one"}) {
+    ++cell;
     for (const char* by : {"status", "exception"}) {
       for (const char* how : {"stage=1", "stage=3", "stage=3 offload=nvme"}) {
+        if (cell++ % 2 != 0) continue;
         const std::string words =
             absl::StrCat("own=own of=", of, " by=", by, " ", how);
         EXPECT_THAT(RunOnRanks(2, "FailOwn", words),

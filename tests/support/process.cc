@@ -12,10 +12,11 @@
 #include <algorithm>
 
 #include "comm/launch/subprocess.h"
+#include "tests/support/fork_server.h"
 
 namespace tessera {
 
-Process::Process(std::vector<std::string> args, Env env) {
+Process::Process(std::vector<std::string> args, Env env, bool by_exec) {
   int out[2];
   int err[2];
   if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) abort();
@@ -24,7 +25,7 @@ Process::Process(std::vector<std::string> args, Env env) {
   options.argv.insert(options.argv.end(), args.begin(), args.end());
   options.env = std::move(env);
   options.fds = {{out[1], STDOUT_FILENO}, {err[1], STDERR_FILENO}};
-  pid_ = SpawnSelf(options).value();
+  pid_ = (by_exec ? SpawnSelf(options) : ForkSelf(options)).value();
   close(out[1]);
   close(err[1]);
   pipes_[0] = out[0];

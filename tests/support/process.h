@@ -27,7 +27,9 @@ struct Finished {
 // program ends.
 class Process {
  public:
-  Process(std::vector<std::string> args, Env env);
+  // By a fork of a server if the program has one (tests/support/fork_server.h)
+  // and `by_exec` is false.
+  Process(std::vector<std::string> args, Env env, bool by_exec = false);
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;

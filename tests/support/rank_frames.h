@@ -18,13 +18,12 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "tests/support/fork_server.h"
 
 namespace tessera {
 
 // In a rank's environment: "<timeout> <grace> <backend> <group>".
 inline constexpr char kWorkerMark[] = "TESSERA_TEST_RANK";
-inline constexpr int kWorkerSocket = ForkServer::kSocket;
+inline constexpr int kWorkerSocket = 3;
 inline constexpr absl::Duration kStartTimeout = absl::Seconds(180);
 
 inline std::string Frame(absl::string_view bytes) {

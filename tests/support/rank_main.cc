@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "tests/support/fork_server.h"
 #include "tests/support/rank_pool.h"
+#include "third_party/gtest/run_and_exit.h"
 
 namespace tessera {
 namespace {
@@ -28,9 +28,8 @@ class EndOfRanks : public testing::Environment {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  tessera::ServeForks();
   tessera::ServeIfRank(&argc, argv);
   testing::InitGoogleTest(&argc, argv);
   testing::AddGlobalTestEnvironment(new tessera::EndOfRanks);
-  return RUN_ALL_TESTS();
+  tessera::RunTestsAndExit();
 }

@@ -97,15 +97,13 @@ absl::Status RankPool::Start() {
 absl::StatusOr<pid_t> RankPool::StartProcess(const Environment& env,
                                              int stderr_fd,
                                              int socket_fd) const {
-  if (options_.threads_per_rank == 1 && options_.backend != "nccl") {
-    TESSERA_ASSIGN_OR_RETURN(ForkServer * server, ForkServer::Get());
-    return server->Fork(env, stderr_fd, socket_fd);
-  }
   SelfExecOptions child;
   child.argv = OwnArgv();
   child.env = env;
   child.fds = {{stderr_fd, STDERR_FILENO}, {socket_fd, kWorkerSocket}};
-  return SpawnSelf(child);
+  const bool may_fork =
+      options_.threads_per_rank == 1 && options_.backend != "nccl";
+  return may_fork ? ForkSelf(child) : SpawnSelf(child);
 }
 
 absl::Status RankPool::StartRank(int r) {

@@ -145,8 +145,8 @@ class RankPool {
   bool running_ = false;
 };
 
-// In a rank, serves the pool and ends the process. Elsewhere it returns. For
-// tests/support/rank_main.cc.
+// In a rank, serves the pool and ends the process. In the test process it
+// starts what forks ranks, and returns. For tests/support/rank_main.cc.
 void ServeIfRank(int* argc, char** argv);
 
 }  // namespace tessera
