@@ -324,7 +324,7 @@ StateBytes Engine::replicated_state_bytes() const {
   return ReplicatedStateBytes(impl_->model(), impl_->groups().groups());
 }
 const std::shared_ptr<Communicator>& Engine::communicator() const {
-  return impl_->model().ranks().all;
+  return impl_->model().mesh().job();
 }
 int Engine::stage() const { return impl_->model().stage(); }
 const std::string& Engine::auto_reason() const { return impl_->auto_reason(); }

@@ -171,7 +171,10 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
     settings_.flats.part = PartsOf(groups_.groups());
   }
   TESSERA_RETURN_IF_ERROR(ChooseStage(partition->units, trainable));
-  TESSERA_RETURN_IF_ERROR(MakeGroups());
+  // Where nothing is sharded all ranks are one group.
+  TESSERA_RETURN_IF_ERROR(model_.MakeMesh(model_.stage() == 0
+                                              ? model_.comm()->world_size()
+                                              : settings_.shard_group_size));
   SetOverlap(config_.zero_optimization(), model_.stage(), &settings_);
   settings_.flats.sharded_parameters = model_.stage() == 3;
   TESSERA_ASSIGN_OR_RETURN(
@@ -213,7 +216,7 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   }
   InstallSavedTensorHooks();
   optimization_.SetGradients(
-      std::make_unique<Gradients>(model_.flats(), model_.ranks().all,
+      std::make_unique<Gradients>(model_.flats(), model_.mesh().group(kDp),
                                   settings_.gradients, std::move(expected)));
   trainer_.Begin();
   WarnOfUnscaledHalf(model_, optimization_);
@@ -229,7 +232,7 @@ absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
   for (size_t i = 0; i < flats.size(); ++i) {
     FlatPlan& plan = flats[i];
     auto flat = FlatParameter::Prepare(plan.name, std::move(plan.parameters),
-                                       all_options[i], model_.ranks().shard,
+                                       all_options[i], model_.shard(),
                                        model_.schedule());
     TESSERA_RETURN_IF_ERROR(
         model_.comm()->AgreeOk(flat.status(), "Engine::Create"));
@@ -308,7 +311,7 @@ absl::Status Engine::Impl::MakeBufferSync() {
   if (!settings_.buffer_sync.has_value()) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(
       auto sync, BufferSync::Create(&model_.module(), *settings_.buffer_sync,
-                                    model_.device(), model_.comm()));
+                                    model_.device(), model_.data()));
   trainer_.SetBufferSync(std::move(sync));
   return absl::OkStatus();
 }

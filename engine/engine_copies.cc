@@ -15,38 +15,21 @@
 
 namespace tessera {
 
-// Neighbours shard; where nothing is sharded all ranks are one group.
-absl::Status Engine::Impl::MakeGroups() {
-  const int n = settings_.shard_group_size;
-  const std::shared_ptr<Communicator>& all = model_.ranks().all;
-  if (model_.stage() == 0 || n == all->world_size()) {
-    model_.SetGroups(all, nullptr);
-    return absl::OkStatus();
-  }
-  TESSERA_ASSIGN_OR_RETURN(
-      auto shard, all->Split(all->rank() / n, CommTag{"shard groups"}));
-  TESSERA_ASSIGN_OR_RETURN(auto replicas,
-                           all->Split(all->rank() % n, CommTag{"replicas"}));
-  model_.SetGroups(std::move(shard), std::move(replicas));
-  return absl::OkStatus();
-}
-
 // What all ranks of a shard group have come to is agreed on over the groups.
 absl::Status Engine::Impl::AgreeOverGroups(const absl::Status& mine,
                                            absl::string_view where) {
-  return model_.ranks().replicas == nullptr
-             ? mine
-             : model_.comm()->AgreeOk(mine, where);
+  return model_.replicas() == nullptr ? mine
+                                      : model_.comm()->AgreeOk(mine, where);
 }
 
 // Null if what a forward leaves is sharded over all ranks of a shard group.
 absl::StatusOr<std::shared_ptr<Communicator>> Engine::Impl::ReshardGroup() {
   const int n = settings_.reshard_group_size;
-  if (n == 0 || n == model_.ranks().shard->world_size() || model_.stage() < 3) {
+  if (n == 0 || n == model_.shard()->world_size() || model_.stage() < 3) {
     return nullptr;
   }
-  auto group = model_.ranks().shard->Split(model_.ranks().shard->rank() / n,
-                                           CommTag{"groups to reshard to"});
+  auto group = model_.shard()->Split(model_.shard()->rank() / n,
+                                     CommTag{"groups to reshard to"});
   TESSERA_RETURN_IF_ERROR(
       AgreeOverGroups(group.status(), "sharding.reshard_after_forward"));
   return group;
@@ -62,7 +45,7 @@ absl::Status Engine::Impl::ShareWorkingCopy(
     return must ? WithParametersElsewhere("sharding.shared_working_copy")
                 : absl::OkStatus();
   }
-  if (model_.stage() < 3 || model_.ranks().shard->world_size() == 1 ||
+  if (model_.stage() < 3 || model_.shard()->world_size() == 1 ||
       settings_.shared_working_copy == "off" || (debugging && !must)) {
     return absl::OkStatus();
   }
@@ -73,17 +56,15 @@ absl::Status Engine::Impl::ShareWorkingCopy(
     const auto& parameters = flats[i].parameters;
     on_host &= parameters[0].tensor.is_cpu();
     (*options)[i].shared_offset = bytes;
-    bytes +=
-        LayoutOf(parameters, model_.ranks().shard->world_size()).whole_numel() *
-        static_cast<int64_t>(
-            c10::elementSize(WorkingDtypeOf(parameters, (*options)[i])));
+    bytes += LayoutOf(parameters, model_.shard()->world_size()).whole_numel() *
+             static_cast<int64_t>(
+                 c10::elementSize(WorkingDtypeOf(parameters, (*options)[i])));
     bytes = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   }
   absl::StatusOr<std::shared_ptr<SharedMemory>> memory =
       absl::UnimplementedError("parameters are not on the CPU");
   if (on_host) {
-    memory = model_.ranks().shard->ShareMemory(bytes,
-                                               CommTag{"shared working copy"});
+    memory = model_.shard()->ShareMemory(bytes, CommTag{"shared working copy"});
   }
   const absl::Status agreed =
       AgreeOverGroups(memory.status(), "sharding.shared_working_copy");
@@ -113,7 +94,7 @@ absl::Status Engine::Impl::ServeGathers(
       [](const FlatPlan& flat) { return flat.parameters[0].tensor.is_cpu(); });
   const bool by_default = model_.comm()->capabilities().prefers_pulls &&
                           on_host && settings_.reshard_group_size == 0;
-  if (model_.stage() < 3 || model_.ranks().shard->world_size() == 1 ||
+  if (model_.stage() < 3 || model_.shard()->world_size() == 1 ||
       wanted == "off" || (wanted == "auto" && !by_default)) {
     return absl::OkStatus();
   }
@@ -121,7 +102,7 @@ absl::Status Engine::Impl::ServeGathers(
     return wanted == "on" ? WithParametersElsewhere("sharding.served_gathers")
                           : absl::OkStatus();
   }
-  auto server = model_.ranks().shard->ServeShards(CommTag{"served gathers"});
+  auto server = model_.shard()->ServeShards(CommTag{"served gathers"});
   const absl::Status agreed =
       AgreeOverGroups(server.status(), "sharding.served_gathers");
   if (!agreed.ok()) server = agreed;
@@ -143,12 +124,11 @@ Engine::Impl::FlatParameterOptionsOfAll(absl::Span<const FlatPlan> flats) {
   std::vector<FlatParameterOptions> options;
   for (const auto& flat : flats) {
     options.push_back(FlatParameterOptionsOf(settings_, flat, model_.stage()));
-    options.back().replicas = model_.ranks().replicas;
+    options.back().replicas = model_.replicas();
   }
-  TESSERA_ASSIGN_OR_RETURN(
-      auto stream,
-      PutInTiers(settings_.offload, flats, model_.ranks().shard->world_size(),
-                 model_.comm(), &options));
+  TESSERA_ASSIGN_OR_RETURN(auto stream, PutInTiers(settings_.offload, flats,
+                                                   model_.shard()->world_size(),
+                                                   model_.comm(), &options));
   guard_->SetStream(std::move(stream));
   TESSERA_RETURN_IF_ERROR(ShareWorkingCopy(flats, &options));
   if (guard_->one_copy()) return options;

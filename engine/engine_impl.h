@@ -87,7 +87,6 @@ class Engine::Impl {
   absl::Status ChooseStage(absl::Span<const UnitPlan> units,
                            const std::vector<bool>& trainable);
   void LimitLive(absl::Span<const FlatPlan> flats);
-  absl::Status MakeGroups();
   absl::Status TakeOver(std::vector<FlatPlan> flats);
   absl::StatusOr<std::vector<FlatParameterOptions>> FlatParameterOptionsOfAll(
       absl::Span<const FlatPlan> flats);

@@ -45,12 +45,9 @@ at::Tensor NumbersOf(const at::Tensor& tensor) {
 // elements take equal shares.
 Range ShareOf(const TrainingState& state, const FlatParameter& flat) {
   const bool sharded = flat.stage().sharded_optimizer;
-  const int rank = state.comm()->rank();
-  const int holders = sharded ? state.comm()->world_size() /
-                                    state.model.ranks().shard->world_size()
-                              : state.comm()->world_size();
-  const int number =
-      sharded ? rank / state.model.ranks().shard->world_size() : rank;
+  const absl::string_view axis = sharded ? kDpReplicate : kDp;
+  const int holders = state.model.mesh().size(axis);
+  const int number = state.model.mesh().coordinate(axis);
   const Range owned = flat.owned();
   const int64_t cuts = (owned.numel() + kCutElements - 1) / kCutElements;
   const auto cut = [&](int part) {

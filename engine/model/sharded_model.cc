@@ -1,8 +1,22 @@
 #include "engine/model/sharded_model.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace tessera {
+
+absl::Status ShardedModel::MakeMesh(int shards) {
+  TESSERA_ASSIGN_OR_RETURN(
+      mesh_,
+      Mesh::Create(job_, {{std::string(kDpReplicate),
+                           job_->world_size() / shards, "replicas"},
+                          {std::string(kDpShard), shards, "shard groups"}}));
+  TESSERA_RETURN_IF_ERROR(mesh_->Join(kDp, kDpReplicate, kDpShard));
+  TESSERA_RETURN_IF_ERROR(mesh_->MakeGroup(kDp));
+  TESSERA_RETURN_IF_ERROR(mesh_->MakeGroup(kDpShard));
+  if (mesh_->size(kDpReplicate) == 1) return absl::OkStatus();
+  return mesh_->MakeGroup(kDpReplicate);
+}
 
 void ShardedModel::Add(std::shared_ptr<FlatParameter> flat) {
   const auto& parameters = flat->parameters();

@@ -1,4 +1,4 @@
-// ShardedModel: a user's module as it lies on the ranks: which groups of ranks
+// ShardedModel: a user's module as it lies on the ranks: the mesh of ranks that
 // share it, its flat parameters, where in them a parameter is, and the order in
 // which they are used.
 //
@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "comm/communicator.h"
+#include "comm/mesh/mesh.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"
 
@@ -30,27 +31,18 @@ struct ParameterRef {
   int flat, parameter;
 };
 
-struct RankGroups {
-  std::shared_ptr<Communicator> all;
-  // `shard`: the ranks that the flats are sharded over, all or consecutive
-  // ones; `replicas`: the ranks that hold the same part as this one, null if
-  // none does.
-  std::shared_ptr<Communicator> shard, replicas;
-};
-
 class ShardedModel {
  public:
   ShardedModel(std::shared_ptr<torch::nn::Module> module,
                std::shared_ptr<Communicator> comm)
-      : module_(std::move(module)), ranks_{std::move(comm), nullptr, nullptr} {}
+      : module_(std::move(module)), job_(std::move(comm)) {}
 
   // ---- Engine::Create's, in this order ----
   void SetStage(int stage) { stage_ = stage; }
-  void SetGroups(std::shared_ptr<Communicator> shard,
-                 std::shared_ptr<Communicator> replicas) {
-    ranks_.shard = std::move(shard);
-    ranks_.replicas = std::move(replicas);
-  }
+  // Makes the mesh: flats are sharded over neighbours, `shards` at a time,
+  // whose groups (kDpShard) hold replicas of each other (kDpReplicate).
+  // COLLECTIVE, unless that is all ranks; errors of Communicator::Split.
+  absl::Status MakeMesh(int shards);
   void SetSchedule(std::shared_ptr<Schedule> schedule) {
     schedule_ = std::move(schedule);
   }
@@ -59,8 +51,22 @@ class ShardedModel {
   void Clear() { flats_.clear(); }
 
   torch::nn::Module& module() const { return *module_; }
-  const RankGroups& ranks() const { return ranks_; }
-  Communicator* comm() const { return ranks_.all.get(); }
+  // The job: all ranks of the engine. For agreements, and for which of them
+  // prints, writes a file or has random numbers of its own.
+  Communicator* comm() const { return job_.get(); }
+  // The ranks that have samples of their own: for means, norms and counts of
+  // samples. The same ranks as the job's, in the same order. REQUIRES:
+  // MakeMesh, as for mesh and the groups of its axes.
+  Communicator* data() const { return mesh_->group(kDp).get(); }
+  const Mesh& mesh() const { return *mesh_; }
+  // The ranks that a flat is sharded over, and those that own the same part of
+  // it as this one; null: no other rank does.
+  const std::shared_ptr<Communicator>& shard() const {
+    return mesh_->group(kDpShard);
+  }
+  const std::shared_ptr<Communicator>& replicas() const {
+    return mesh_->group(kDpReplicate);
+  }
   int stage() const { return stage_; }
   const std::shared_ptr<Schedule>& schedule() const { return schedule_; }
   const std::vector<std::shared_ptr<FlatParameter>>& flats() const {
@@ -79,7 +85,8 @@ class ShardedModel {
 
  private:
   const std::shared_ptr<torch::nn::Module> module_;
-  RankGroups ranks_;
+  const std::shared_ptr<Communicator> job_;
+  std::shared_ptr<Mesh> mesh_;
   int stage_ = 0;
   std::shared_ptr<Schedule> schedule_;
   std::vector<std::shared_ptr<FlatParameter>> flats_;

@@ -56,7 +56,7 @@ absl::StatusOr<bool> WriteChecks::NoteWritten() {
 }
 
 absl::Status WriteChecks::CheckReplicas() {
-  if (model_->ranks().replicas == nullptr) return absl::OkStatus();
+  if (model_->replicas() == nullptr) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(const bool any, NoteWritten());
   if (!any) return absl::OkStatus();
   const auto& flats = model_->flats();
@@ -70,7 +70,7 @@ absl::Status WriteChecks::CheckReplicas() {
   TESSERA_ASSIGN_OR_RETURN(const auto all,
                            AllGatherValues(model_->comm(), *prints,
                                            CommTag{"comparison of replicas"}));
-  const auto n = static_cast<size_t>(model_->ranks().shard->world_size());
+  const auto n = static_cast<size_t>(model_->mesh().size(kDpShard));
   for (size_t rank = n; rank < all.size(); ++rank) {
     size_t at = 0;
     for (size_t u = 0; u < flats.size(); ++u) {

@@ -200,7 +200,7 @@ double StepObserver::TakeTokens() {
   if (counted > 0) return static_cast<double>(counted);
   return static_cast<double>(monitor_->tokens_per_sample_ *
                              config_.train_batch_size()) /
-         model_->comm()->world_size();
+         model_->mesh().size(kDp);
 }
 
 void StepObserver::EndStep(int64_t updates, int64_t step_at_most,

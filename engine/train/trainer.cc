@@ -244,7 +244,7 @@ absl::Status Trainer::UpdateParameters() {
   absl::StatusOr<StepOutcome> made =
       StepShards(guard_->model().flats(), optimization_.gradients(),
                  optimization_.divisor(), StepOptions(),
-                 optimization_.optimizer(), guard_->comm());
+                 optimization_.optimizer(), guard_->model().data());
   if (!made.ok() && optimization_.optimizer()->half_stepped()) {
     guard_->life().Lose(made.status());
   }

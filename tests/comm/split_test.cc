@@ -22,6 +22,7 @@
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "comm/group/group_communicator.h"
+#include "comm/mesh/mesh.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/comm/collective_checks.h"
@@ -262,20 +263,23 @@ Holdings Held() {
   return held;
 }
 
-// Rows and columns of a mesh: a rank is in two subgroups that overlap others.
-TESSERA_RANK_FUNCTION(Mesh) {
-  const Group whole = WholeWorld(world);
-  TESSERA_ASSIGN_OR_RETURN(const Group row,
-                           SubgroupOf(whole, {0, 0, 1, 1}, "rows"));
-  TESSERA_ASSIGN_OR_RETURN(const Group column,
-                           SubgroupOf(whole, {0, 1, 0, 1}, "columns"));
-  TESSERA_RETURN_IF_ERROR(CheckMixed({whole, row, column}, 300));
+// A mesh of two axes: a rank is in two subgroups that overlap others.
+TESSERA_RANK_FUNCTION(TwoAxes) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto mesh, Mesh::Create(world.communicator(),
+                                    {{"dp_replicate", 2}, {"dp_shard", 2}}));
+  std::vector<Group> groups = {WholeWorld(world)};
+  for (const char* axis : {"dp_shard", "dp_replicate"}) {
+    TESSERA_RETURN_IF_ERROR(mesh->MakeGroup(axis));
+    groups.push_back({mesh->group(axis), mesh->ranks(axis)});
+  }
+  TESSERA_RETURN_IF_ERROR(CheckMixed(groups, 300));
   return absl::StrCat(Held().comm_threads);
 }
 
 TEST(SplitTest, OneThreadIssuesAllInTheOrderOfTheCalls) {
   for (int round = 0; round < 3; ++round) {
-    EXPECT_THAT(RankPool::Get(4)->Run("Mesh", ""), Each(IsOkAndHolds("1")));
+    EXPECT_THAT(RankPool::Get(4)->Run("TwoAxes", ""), Each(IsOkAndHolds("1")));
   }
 }
 

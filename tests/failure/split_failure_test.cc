@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
+#include "comm/mesh/mesh.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/flag_file.h"
@@ -210,6 +211,41 @@ TEST_F(SplitFailureTest, ADeadRankEndsTheWaitsOfAllSubgroups) {
   }
   EXPECT_THAT(std::string(answers[2].status().message()),
               ContainsRegex("reduce of h of group halves [0-9]+\\.1"));
+}
+
+// Rank 3 ends, whom rank 0 meets on no axis. Collectives of both axes are under
+// way, in one order on all ranks.
+TESSERA_RANK_FUNCTION(Rank3LeavesTheMesh) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto mesh, Mesh::Create(world.communicator(),
+                                    {{"dp_replicate", 2}, {"dp_shard", 2}}));
+  TESSERA_RETURN_IF_ERROR(mesh->MakeGroup("dp_shard"));
+  TESSERA_RETURN_IF_ERROR(mesh->MakeGroup("dp_replicate"));
+  TESSERA_RETURN_IF_ERROR(mesh->job()->Barrier("all have groups"));
+  if (world.rank() == 3) raise(SIGKILL);
+  const absl::Time begin = absl::Now();
+  absl::Status first;
+  while (first.ok()) {  // until those who meet rank 3 have failed
+    at::Tensor sum = torch::ones({1000});
+    const CommFuture within = mesh->group("dp_shard")->AllReduceSum(sum, {"s"});
+    first = mesh->group("dp_replicate")->AllReduceSum(sum, {"r"}).Wait();
+    first.Update(within.Wait());
+  }
+  if (absl::Now() - begin > kSoon) return absl::InternalError("late");
+  for (const char* axis : {"dp_shard", "dp_replicate"}) {
+    if (Reduce(*mesh->group(axis), "later") != first) {
+      return absl::InternalError("another status later");
+    }
+  }
+  return first;
+}
+
+TEST_F(SplitFailureTest, ADeadRankEndsTheWaitsOfAllAxes) {
+  const RankPool::Answers answers = pool_->Run("Rank3LeavesTheMesh", "");
+  for (int r : {0, 1, 2}) {
+    EXPECT_THAT(answers[r],
+                StatusIs(kUnavailable, HasSubstr("rank 3 has ended")));
+  }
 }
 
 // Args: microseconds after which rank 3 is killed, in the middle of a split.

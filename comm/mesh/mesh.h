@@ -1,0 +1,102 @@
+// Mesh: the ranks of a job, arranged along named axes. An axis is a direction
+// in which a model or its data is divided; the ranks that differ on it alone
+// are a group of it.
+//
+//   {"dp_replicate", 2}, {"dp_shard", 3}:   outermost first, row-major
+//
+//                      dp_shard 0 1 2
+//     dp_replicate 0   ranks    0 1 2       a row is a group of dp_shard
+//     dp_replicate 1   ranks    3 4 5       a column is one of dp_replicate
+//
+// So the ranks of the innermost axis are neighbours, which launchers put on one
+// host: the axis with the most traffic belongs there.
+//
+// Words, as torch's DeviceMesh and DeepSpeed have them: dp_replicate and
+// dp_shard divide the data (HSDP); joined they are dp, the ranks that have
+// samples of their own. The job is all ranks, of which one prints and writes
+// files. What is a mean, a norm or a count of samples is over dp, and not over
+// the job, as soon as there is an axis that divides the model (tp, pp, cp, ep).
+//
+// Order. All groups of a mesh fail together (comm/watch/failure_domain.h), and
+// one communication thread issues their collectives in the order of the calls,
+// so all ranks must call the collectives of all axes in one order, as they must
+// those of one group. Two ranks that call those of two axes in different
+// orders wait for each other.
+//
+// Threads: none; one at a time.
+#ifndef COMM_MESH_MESH_H_
+#define COMM_MESH_MESH_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "comm/communicator.h"
+
+namespace tessera {
+
+inline constexpr absl::string_view kDp = "dp";
+inline constexpr absl::string_view kDpReplicate = "dp_replicate";
+inline constexpr absl::string_view kDpShard = "dp_shard";
+
+struct MeshAxis {
+  std::string name;
+  int size = 1;
+  std::string what;  // its groups in messages; empty: the name
+};
+
+class Mesh {
+ public:
+  // Arranges the ranks of `job` along `axes`, outermost first. LOCAL.
+  // InvalidArgument if a name is empty or comes twice, if a size is below 1, or
+  // if the sizes do not make up the job's ranks.
+  static absl::StatusOr<std::shared_ptr<Mesh>> Create(
+      std::shared_ptr<Communicator> job, std::vector<MeshAxis> axes);
+
+  // Gives a name to axes `first` to `last`, of which each is the next outer one
+  // of the following: from then on `name` is an axis, too, whose coordinate
+  // counts them row-major. LOCAL. InvalidArgument if there is no such axis,
+  // `first` is not outside of `last`, or the name is taken.
+  absl::Status Join(absl::string_view name, absl::string_view first,
+                    absl::string_view last);
+
+  const std::shared_ptr<Communicator>& job() const { return job_; }
+  // Where this rank is on an axis, and how many there are. REQUIRES: it exists.
+  int coordinate(absl::string_view axis) const;
+  int size(absl::string_view axis) const { return Get(axis).size; }
+  // Returns the ranks of this one's group of an axis, as of the job, ascending.
+  // REQUIRES: it exists.
+  std::vector<int> ranks(absl::string_view axis) const;
+
+  // Makes this rank's group of an axis, unless there is one. COLLECTIVE over
+  // the job, as Communicator::Split, with its errors; LOCAL where the group is
+  // the job, or was made before. InvalidArgument if there is no such axis.
+  absl::Status MakeGroup(absl::string_view axis);
+  // Returns the group that MakeGroup has made; null: it was not called.
+  // REQUIRES: the axis exists.
+  const std::shared_ptr<Communicator>& group(absl::string_view axis) const {
+    return Get(axis).group;
+  }
+
+ private:
+  struct Axis : MeshAxis {
+    int64_t stride = 1;  // from one of its ranks to the next, as of the job
+    std::shared_ptr<Communicator> group;  // null: not made yet
+  };
+
+  explicit Mesh(std::shared_ptr<Communicator> job) : job_(std::move(job)) {}
+  absl::Status Add(MeshAxis axis, int64_t stride);
+  absl::StatusOr<size_t> Find(absl::string_view name) const;  // in axes_
+  const Axis& Get(absl::string_view name) const;
+
+  const std::shared_ptr<Communicator> job_;
+  std::vector<Axis> axes_;  // those of Create, innermost first; joined ones
+};
+
+}  // namespace tessera
+#endif  // COMM_MESH_MESH_H_
