@@ -14,13 +14,19 @@
 #include "sharding/copy/flat_description.h"
 
 namespace tessera {
+namespace {
 
 // What all ranks of a shard group have come to is agreed on over the groups.
-absl::Status Engine::Impl::AgreeOverGroups(const absl::Status& mine,
-                                           absl::string_view where) {
-  return model_.replicas() == nullptr ? mine
-                                      : model_.comm()->AgreeOk(mine, where);
+template <typename T>
+absl::StatusOr<T> AgreedOverGroups(const ShardedModel& model,
+                                   absl::StatusOr<T> mine,
+                                   absl::string_view where) {
+  if (model.replicas() == nullptr) return mine;
+  TESSERA_RETURN_IF_ERROR(model.comm()->AgreeOk(mine.status(), where));
+  return mine;
 }
+
+}  // namespace
 
 // Null if what a forward leaves is sharded over all ranks of a shard group.
 absl::StatusOr<std::shared_ptr<Communicator>> Engine::Impl::ReshardGroup() {
@@ -28,11 +34,10 @@ absl::StatusOr<std::shared_ptr<Communicator>> Engine::Impl::ReshardGroup() {
   if (n == 0 || n == model_.shard()->world_size() || model_.stage() < 3) {
     return nullptr;
   }
-  auto group = model_.shard()->Split(model_.shard()->rank() / n,
-                                     CommTag{"groups to reshard to"});
-  TESSERA_RETURN_IF_ERROR(
-      AgreeOverGroups(group.status(), "sharding.reshard_after_forward"));
-  return group;
+  return AgreedOverGroups(model_,
+                          model_.shard()->Split(model_.shard()->rank() / n,
+                                                {"groups to reshard to"}),
+                          "sharding.reshard_after_forward");
 }
 
 // One working copy for all ranks, where that is wanted and they share memory.
@@ -66,9 +71,8 @@ absl::Status Engine::Impl::ShareWorkingCopy(
   if (on_host) {
     memory = model_.shard()->ShareMemory(bytes, CommTag{"shared working copy"});
   }
-  const absl::Status agreed =
-      AgreeOverGroups(memory.status(), "sharding.shared_working_copy");
-  if (!agreed.ok()) memory = agreed;
+  memory = AgreedOverGroups(model_, std::move(memory),
+                            "sharding.shared_working_copy");
   if (!memory.ok()) {
     const bool no_way = absl::IsUnimplemented(memory.status()) ||
                         absl::IsUnavailable(memory.status());
@@ -102,10 +106,9 @@ absl::Status Engine::Impl::ServeGathers(
     return wanted == "on" ? WithParametersElsewhere("sharding.served_gathers")
                           : absl::OkStatus();
   }
-  auto server = model_.shard()->ServeShards(CommTag{"served gathers"});
-  const absl::Status agreed =
-      AgreeOverGroups(server.status(), "sharding.served_gathers");
-  if (!agreed.ok()) server = agreed;
+  auto server =
+      AgreedOverGroups(model_, model_.shard()->ServeShards({"served gathers"}),
+                       "sharding.served_gathers");
   if (absl::IsUnimplemented(server.status()) && wanted == "auto") {
     return absl::OkStatus();
   }

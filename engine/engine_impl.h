@@ -95,8 +95,6 @@ class Engine::Impl {
   absl::Status ServeGathers(absl::Span<const FlatPlan> flats,
                             std::vector<FlatParameterOptions>* options);
   absl::StatusOr<std::shared_ptr<Communicator>> ReshardGroup();
-  absl::Status AgreeOverGroups(const absl::Status& mine,
-                               absl::string_view where);
   absl::Status MakeOptimizer();
   absl::Status MakeBufferSync();
   absl::Status MakeRecomputed(absl::Span<const UnitPlan> units);

@@ -219,27 +219,18 @@ TEST_P(OutcomeTest, GradientsOfElsewhereHaveTheScaleOfTheLoss) {
               Each(IsOkAndHolds(*expected[0])));
 }
 
-// An all-reduce over replicas that gives rank 1 other bits.
+// Its all-reduces over replicas, which are all ranks, give rank 1 other bits.
 class Damaged : public FakeCommunicator {
  public:
-  Damaged(std::shared_ptr<Communicator> inner, bool reduces)
-      : FakeCommunicator(std::move(inner)), reduces_(reduces) {}
-  absl::StatusOr<std::shared_ptr<Communicator>> Split(int color,
-                                                      CommTag name) override {
-    const bool damaged = name.what == "replicas" && rank() == 1;
-    TESSERA_ASSIGN_OR_RETURN(auto part, FakeCommunicator::Split(color, name));
-    return std::make_shared<Damaged>(std::move(part), damaged);
-  }
+  using FakeCommunicator::FakeCommunicator;
   CommFuture Start(CommCall call, CommTag tag) override {
-    const bool damaged = reduces_ && call.op == CollectiveOp::kAllReduce;
+    const bool damaged =
+        rank() == 1 && absl::EndsWith(tag.what, ", over replicas");
     const at::Tensor sum = call.out;
     CommFuture done = FakeCommunicator::Start(std::move(call), std::move(tag));
     if (damaged && done.Wait().ok()) sum.add_(1);
     return done;
   }
-
- private:
-  const bool reduces_;
 };
 
 TESSERA_RANK_FUNCTION(ReplicasPart) {
@@ -249,7 +240,7 @@ TESSERA_RANK_FUNCTION(ReplicasPart) {
                            GroupOf(way, world));
   TESSERA_ASSIGN_OR_RETURN(
       DeviceRun run,
-      DeviceRun::Make(way, std::make_shared<Damaged>(std::move(group), false)));
+      DeviceRun::Make(way, std::make_shared<Damaged>(std::move(group))));
   std::string codes = CodeOf(run.TrainStep());
   absl::StrAppend(&codes, CodeOf(run.engine->SaveCheckpoint(words[1])));
   TESSERA_RETURN_IF_ERROR(run.Backward());
