@@ -194,7 +194,7 @@ void EarlySteps::BeginStep() {
 
 void EarlySteps::EndStep() {
   if (taken_ > taken_before_) Foresee();
-  order_.clear();
+  Drop();
 }
 
 // The next backward's gradients come in the same order, most likely. Where
