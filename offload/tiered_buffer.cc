@@ -139,7 +139,7 @@ absl::Status TieredBuffer::MakeRoomForNext() {
   return absl::OkStatus();
 }
 
-void TieredBuffer::Flip() {
+void TieredBuffer::SwapNext() {
   TESSERA_CHECK(has_next() && !in_memory()) << what_;
   if (on_host()) {
     std::swap(host_, next_host_);

@@ -150,14 +150,14 @@ class TieredBuffer {
 
   // Makes as much room again where it lies, on the host or on a disk, so that
   // its next values can be written there while it keeps the old ones, until
-  // Flip exchanges the two. REQUIRES: elsewhere. ResourceExhausted. LOCAL.
+  // SwapNext exchanges the two. REQUIRES: elsewhere. ResourceExhausted. LOCAL.
   absl::Status MakeRoomForNext();
   bool has_next() const { return next_.has_value() || next_host_.defined(); }
   const std::optional<SwapExtent>& next() const { return next_; }  // on a disk
   HostElements NextOnHost() const;
   // Exchanges the values with the next ones. REQUIRES: has_next, all of it
   // written or being written; not raised.
-  void Flip();
+  void SwapNext();
   // Frees the room for next values. REQUIRES: nobody writes there.
   void DropNext();
 

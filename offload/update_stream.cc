@@ -187,7 +187,7 @@ std::optional<UpdateStream::Pushed> UpdateStream::Keep(
     if (early->stage < Unit::Stage::kComputed) early->held = std::move(held);
   }
   for (TieredBuffer* const state : early->changed) {
-    if (state != nullptr) state->Flip();
+    if (state != nullptr) state->SwapNext();
   }
   return Pushed{early->computed.future(), early->written.future()};
 }
@@ -223,7 +223,7 @@ void UpdateStream::DropQueued() {
 
 // Where they lie is this thread's to ask; whether they are zeros is not, while
 // they are being written.
-void UpdateStream::Foresee(
+void UpdateStream::Prefetch(
     const std::vector<std::vector<TieredBuffer*>>& units) {
   std::deque<std::shared_ptr<Unit>> foreseen;
   for (const std::vector<TieredBuffer*>& states : units) {

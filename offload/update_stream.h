@@ -30,7 +30,7 @@
 // (StartFetch).
 //
 // The first slices of what is likely to be pushed next can be read ahead, while
-// there is nothing else to read (Foresee).
+// there is nothing else to read (Prefetch).
 //
 // Source: ZeRO-Infinity (arXiv 2104.07857), section 5.2.
 // Threads: any.
@@ -172,7 +172,7 @@ class UpdateStream {
   // away. The states must not move or change until Drain, or until they are
   // pushed. It replaces earlier predictions that are not being read. LOCAL,
   // ASYNC.
-  void Foresee(const std::vector<std::vector<TieredBuffer*>>& units);
+  void Prefetch(const std::vector<std::vector<TieredBuffer*>>& units);
   // Waits until all that was pushed has been computed and written, drops early
   // updates and predictions, and returns the stream's error, if there was one.
   // LOCAL, blocking.
@@ -217,7 +217,7 @@ class UpdateStream {
   bool Next();
   void ReadAhead();
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool MayForesee() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayPrefetch() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasRoom() const {
     return read_ - computed_ < static_cast<int64_t>(buffers_.size());
   }

@@ -57,7 +57,7 @@ class ForeseenTest : public UpdateStreamTest {
   // All that there is memory for is being read.
   void Foresee(TestUnit* unit, size_t states = 2) {
     CountReads();
-    stream_->Foresee({StatesOf(unit, states)});
+    stream_->Prefetch({StatesOf(unit, states)});
     EXPECT_TRUE(AwaitReads(kBuffers * static_cast<int>(states) * kRequests));
   }
   static std::vector<TieredBuffer*> StatesOf(TestUnit* unit,
@@ -127,7 +127,7 @@ TEST_P(ForeseenTest, SeveralAreReadInTheirOrder) {
   }
   for (const size_t come : {size_t{5}, size_t{3}, size_t{1}, size_t{0}}) {
     CountReads();
-    stream_->Foresee(states);
+    stream_->Prefetch(states);
     ASSERT_TRUE(AwaitReads(2 * (1 + 2 * kRequests + 1)));
     for (size_t i = 0; i < come; ++i) Push(units[i], 1);
     TESSERA_EXPECT_OK(stream_->DrainKept());
@@ -153,7 +153,7 @@ TEST_P(ForeseenTest, WhatWasPushedBeforeIsWrittenFirst) {
     return absl::OkStatus();
   });
   Push(other, 1);
-  stream_->Foresee({StatesOf(unit), StatesOf(other)});
+  stream_->Prefetch({StatesOf(unit), StatesOf(other)});
   go.Notify();
   EXPECT_TRUE(AwaitReads(2 * kRequests * (10 + kBuffers)));
   for (TestUnit* const each : {unit, other}) {

@@ -56,7 +56,7 @@ bool UpdateStream::Next() {
       failed = failed_;
       if (!forget && !queue_.empty()) {
         next = Pop();
-      } else if (!forget && reading_ == nullptr && MayForesee()) {
+      } else if (!forget && reading_ == nullptr && MayPrefetch()) {
         reading_ = std::move(foreseen_.front());
         foreseen_.pop_front();
         is_ahead_ = true;
@@ -77,7 +77,7 @@ bool UpdateStream::Next() {
 }
 
 // What is not early may be what writes there. An early one writes elsewhere.
-bool UpdateStream::MayForesee() const {
+bool UpdateStream::MayPrefetch() const {
   return !foreseen_.empty() && kept_ == 0 && failed_.ok() && HasRoom();
 }
 

@@ -42,7 +42,7 @@ void UpdateStream::Run() {
 
 // Whether there is something to do, or the stream ends.
 bool UpdateStream::HasWork() const {
-  return stopping_ || forget_ || !queue_.empty() || MayForesee() ||
+  return stopping_ || forget_ || !queue_.empty() || MayPrefetch() ||
          (reading_ != nullptr && HasRoom());
 }
 

@@ -11,7 +11,6 @@
 #include "c10/core/StreamGuard.h"
 #include "offload/shard_states.h"
 #include "optim/step_scalars.h"
-#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
@@ -248,20 +247,7 @@ absl::StatusOr<bool> StepHere(FlatParameter* flat, const UnitStep& step,
   if (directs) return false;
   TESSERA_RETURN_IF_ERROR(masters.Commit());
   if (working_written) TESSERA_RETURN_IF_ERROR(working.Commit());
-  return working_written;
-}
-
-absl::Status PublishStep(FlatParameter* flat, const HasGradient& has_gradient,
-                         bool working_written, const CommFuture& updated) {
-  const TraceScope trace(TraceTrack::kStep, "publish", flat->name());
-  TESSERA_RETURN_IF_ERROR(flat->PublishOwned(working_written, updated));
-  const auto& params = flat->parameters();
-  for (size_t i = 0; i < params.size(); ++i) {
-    if (has_gradient[i]) {
-      torch::autograd::impl::bump_version(params[i].tensor);
-    }
-  }
-  return absl::OkStatus();
+  return working_written || states.separate_working() == nullptr;
 }
 
 HostFactor::HostFactor(const GradientFactor& factor)

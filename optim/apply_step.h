@@ -10,8 +10,6 @@
 //               kernels, and each slice of the working copy goes to the device
 //               while the next one is computed.
 //
-// and PublishStep brings the new values to all ranks.
-//
 // A step by StepSlices may be early (speculative): it is made while a backward
 // goes on, with an assumed factor (optim/early_steps.h). It leaves the gradient
 // as it is, and new values lie beside the old ones (TieredBuffer::next) until
@@ -31,7 +29,6 @@
 #include "absl/status/statusor.h"
 #include "base/layout/flat_buffer.h"
 #include "base/stream/stream_point.h"
-#include "comm/communicator.h"
 #include "offload/update_stream.h"
 #include "optim/unit_step.h"
 #include "sharding/flat/flat_parameter.h"
@@ -47,14 +44,6 @@ namespace tessera {
 absl::StatusOr<bool> StepHere(FlatParameter* flat, const UnitStep& step,
                               const at::Tensor& gradient, bool average,
                               UnitStep::Counts* counts, bool* changed);
-
-// Publishes a unit that was stepped, while it is in the caches: its new values
-// reach the other ranks (the last two arguments are
-// FlatParameter::PublishOwned's), and the versions of the parameters with a
-// gradient say so: a graph that saved the old values fails in backward, as in
-// libtorch. REQUIRES, COLLECTIVE and errors as PublishOwned.
-absl::Status PublishStep(FlatParameter* flat, const HasGradient& has_gradient,
-                         bool working_written, const CommFuture& updated = {});
 
 // HostFactor: the device's decision on its way to the host, one for all units
 // of a step.

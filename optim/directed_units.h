@@ -36,7 +36,7 @@ class DirectedUnits {
   DirectedUnits(const Parts& parts, const GradientFactor& factor)
       : parts_(parts), factor_(factor) {}
 
-  // Steps and publishes (PublishStep) these units, which are directed ones with
+  // Steps and publishes these units, which are directed ones with
   // a gradient. COLLECTIVE. It ends at the first error.
   absl::Status Step(const std::vector<size_t>& units);
 

@@ -53,7 +53,7 @@ bool EarlySteps::OnDisk(size_t u) const {
     return false;
   const std::vector<TieredBuffer>& moments = flat.states().moments();
   const auto on_disk = [](const TieredBuffer& b) { return b.on_disk(); };
-  return flat.device().is_cpu() && flat.options().states == Tier::kDisk &&
+  return flat.device().is_cpu() && flat.options().states_tier == Tier::kDisk &&
          std::all_of(moments.begin(), moments.end(), on_disk) &&
          (!moments.empty() || on_disk(flat.states().value()));
 }
@@ -193,13 +193,13 @@ void EarlySteps::BeginStep() {
 }
 
 void EarlySteps::EndStep() {
-  if (taken_ > taken_before_) Foresee();
+  if (taken_ > taken_before_) PrefetchNext();
   Drop();
 }
 
 // The next backward's gradients come in the same order, most likely. Where
 // parameters are on the disk it has no idle time: gathers come first there.
-void EarlySteps::Foresee() {
+void EarlySteps::PrefetchNext() {
   UpdateStream* stream = nullptr;
   std::vector<std::vector<TieredBuffer*>> units;
   for (const size_t u : order_) {
@@ -211,7 +211,7 @@ void EarlySteps::Foresee() {
       if (state->on_disk()) states.push_back(state);
     }
   }
-  if (stream != nullptr) stream->Foresee(units);
+  if (stream != nullptr) stream->Prefetch(units);
 }
 
 // What it has written to memory goes to its place behind it.
@@ -230,7 +230,7 @@ std::optional<UpdateStream::Pushed> EarlySteps::Keep(size_t u,
   const std::optional<UpdateStream::Pushed> kept =
       stream.Keep(early->update, gradient);
   if (!kept.has_value()) return std::nullopt;
-  *gradient = gradients->TakeStepGradient(u);
+  *gradient = gradients->of(u).TakeStepGradient();
   ++taken_;
   if (units_[u].next == nullptr) return kept;
   const at::Tensor to = WrittenInMemory(flat);

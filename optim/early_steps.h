@@ -92,7 +92,7 @@ class EarlySteps {
   absl::Status MakeRoom(size_t unit);
   absl::StatusOr<Pushed> Push(size_t unit, const UnitStep& step,
                               FlatGradient* gradient);
-  void Foresee();
+  void PrefetchNext();
 
   const Flats flats_;
   const ParameterGroups& groups_;

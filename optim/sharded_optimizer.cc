@@ -114,9 +114,8 @@ absl::Status ShardedOptimizer::Step(Gradients* gradients,
     for (const Awaited& each : awaited) status.Update(each.updated.Wait());
     TESSERA_RETURN_IF_ERROR(status);
     for (const Awaited& each : awaited) {
-      TESSERA_RETURN_IF_ERROR(PublishStep(
-          flats_[each.flat].get(), gradients->of(each.flat).has_gradient(),
-          /*working_written=*/true));
+      TESSERA_RETURN_IF_ERROR(flats_[each.flat]->PublishOwned(
+          gradients->of(each.flat).has_gradient(), /*working_written=*/true));
     }
     half_stepped_ = false;
     counts_->Begin();
@@ -168,7 +167,7 @@ absl::Status ShardedOptimizer::StepUnits(const std::vector<size_t>& units,
       awaited->push_back({u, updated});
     } else {
       TESSERA_RETURN_IF_ERROR(
-          PublishStep(&flat, has_gradient, working_written, updated));
+          flat.PublishOwned(has_gradient, working_written, updated));
     }
   }
   early_->EndStep();
@@ -192,7 +191,7 @@ absl::StatusOr<UpdateStream::Pushed> ShardedOptimizer::StartOnHost(
   if (options.host == nullptr) {  // else it has been brought
     TESSERA_RETURN_IF_ERROR(BringGradient(&flat, &gradients->of(u)));
   }
-  if (flat.stage().sharded_gradients) (void)gradients->TakeStepGradient(u);
+  if (flat.stage().sharded_gradients) (void)gradients->of(u).TakeStepGradient();
   TieredBuffer* const shard = flat.states().separate_working();
   if (shard != nullptr && !shard->elsewhere()) {
     flat.states().Order();
@@ -210,7 +209,7 @@ UpdateStream::Pushed ShardedOptimizer::StartOnDisk(size_t u,
   if (const auto kept = early_->Keep(u, step, gradients)) return *kept;
   SliceStepOptions options;
   options.gradient_memory =
-      std::make_shared<const FlatBuffer>(gradients->TakeStepGradient(u));
+      std::make_shared<const FlatBuffer>(gradients->of(u).TakeStepGradient());
   options.gradient = options.gradient_memory->View();
   return flat.options().stream->Push(
       StepSlices(&flat, step, std::move(options)));

@@ -57,14 +57,15 @@ class ShardedOptimizer {
   // unfrozen. LOCAL. ResourceExhausted; nothing has been stepped then.
   absl::Status Prepare(const Gradients& gradients);
   // Updates the owned part of every parameter that has a gradient, unit by
-  // unit, with gradients * factor, and publishes each unit (PublishStep); the
-  // gradients may hold that product afterwards. COLLECTIVE as PublishStep is,
-  // and for algorithms that need whole parameters (optim/directed_step.h).
-  // REQUIRES: Prepare, and FlatParameter::PrepareUpdate of all. The first error
-  // ends the step. On devices all of it is ASYNC, on the current stream. Units
-  // with offloaded states are changed in the background, published at once with
-  // a valid `updated`, and their gradients are gone. This call waits for those
-  // of them that cannot be freed.
+  // unit, with gradients * factor, and publishes each unit while it is in the
+  // caches (FlatParameter::PublishOwned); the gradients may hold that product
+  // afterwards. COLLECTIVE as PublishOwned is, and for algorithms that need
+  // whole parameters (optim/directed_step.h). REQUIRES: Prepare, and
+  // FlatParameter::PrepareUpdate of all. The first error ends the step. On
+  // devices all of it is ASYNC, on the current stream. Units with offloaded
+  // states are changed in the background, published at once with a valid
+  // `updated`, and their gradients are gone. This call waits for those of them
+  // that cannot be freed.
   absl::Status Step(Gradients* gradients, const GradientFactor& factor = {});
   // Whether the last Step returned an error after it had stepped some units, or
   // after gradients had been changed for it: it cannot be repeated. LOCAL.
