@@ -138,7 +138,7 @@ absl::Status AddStep(const std::string& name, const proto::Config& config,
                            MakeEngine(model, config));
   Figure figure;
   figure.name = name;
-  const auto plain = std::make_shared<PlainTraining>(std::make_shared<Blocks>(
+  const auto plain = std::make_shared<PlainBlocks>(std::make_shared<Blocks>(
       absl::GetFlag(FLAGS_blocks), absl::GetFlag(FLAGS_dim)));
   figure.plain = [plain] {
     plain->Step();

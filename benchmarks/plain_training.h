@@ -59,9 +59,9 @@ struct Blocks : torch::nn::Module {
 };
 
 // Trains Blocks with plain libtorch.
-class PlainTraining {
+class PlainBlocks {
  public:
-  explicit PlainTraining(std::shared_ptr<Blocks> model)
+  explicit PlainBlocks(std::shared_ptr<Blocks> model)
       : model_(std::move(model)),
         optimizer_(model_->parameters(), kLr, kWeightDecay) {}
 

@@ -275,6 +275,14 @@ TEST(SchedulerConfigTest, CyclesNeedAMomentum) {
             "scheduler.params.cycle_momentum: needs an optimizer with betas or "
             "with a momentum above 0; write false with SGD");
   EXPECT_EQ(fault("{\"type\": \"SGD\"}", ", \"cycle_momentum\": false"), "OK");
+  for (const char* type : {"Adafactor", "Adagrad", "RMSprop"}) {
+    EXPECT_EQ(
+        fault(absl::StrCat("{\"type\": \"", type, "\"}"), ""),
+        absl::StrCat("scheduler.params.cycle_momentum: needs an optimizer with "
+                     "betas or with a momentum above 0; write false with ",
+                     type));
+  }
+  EXPECT_EQ(fault("{\"type\": \"Muon\"}", ""), "OK");
   EXPECT_EQ(fault("{\"type\": \"AdamWScheduleFree\"}", ""),
             "scheduler.params.cycle_momentum: write false with "
             "AdamWScheduleFree: its average is found by one beta1");

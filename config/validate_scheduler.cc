@@ -284,14 +284,17 @@ void CheckHasMomentum(const proto::Optimizer& optimizer,
                       const std::string& type, const proto::SchedulerParams& p,
                       Faults* faults) {
   const std::string& of = optimizer.type();
-  const bool none = of == "Adagrad" || ((of == "SGD" || of == "RMSprop") &&
-                                        optimizer.params().momentum() == 0);
   const std::optional<Algorithm> algorithm = FindAlgorithm(of);
-  if (p.cycle_momentum() && algorithm && RowOf(*algorithm).averages) {
+  if (!p.cycle_momentum() || !algorithm.has_value()) return;
+  const AlgorithmRow& row = RowOf(*algorithm);
+  if (row.averages) {
     faults->Add(Path("cycle_momentum"), "write false with ", of,
                 ": its average is found by one beta1");
   }
-  if (!p.cycle_momentum() || IsDeepSpeeds(type) || !none) return;
+  if (IsDeepSpeeds(type) || row.FindOrRest("beta1") != nullptr ||
+      optimizer.params().momentum() > 0) {
+    return;
+  }
   faults->Add(Path("cycle_momentum"),
               "needs an optimizer with betas or with a ",
               "momentum above 0; write false with ", of);

@@ -6,6 +6,8 @@
 #include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "base/trace/trace.h"
+#include "comm/catch_announced.h"
 #include "comm/world/world.h"
 #include "config/config.h"
 #include "engine/auto_config.h"
@@ -13,8 +15,9 @@
 #include "engine/build/initial_sync.h"
 #include "engine/checkpoint/safetensors_loading.h"
 #include "engine/engine_impl.h"
-#include "engine/model/catch_announced.h"
+#include "engine/values/averages.h"
 #include "engine/values/model_report.h"
+#include "engine/values/moved_states.h"
 #include "engine/values/state_dict.h"
 #include "engine/values/summoned.h"
 #include "engine/world_options.h"
@@ -180,15 +183,17 @@ absl::Status Engine::SetFrozen(absl::string_view group, bool frozen) {
 }
 absl::Status Engine::SwapInAverages() {
   TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckAtBoundary());
-  return impl_->SwapAverages(/*in=*/true);
+  return SwapAverages(impl_->guard().get(), impl_->optimization(),
+                      impl_->groups(), /*in=*/true);
 }
 absl::Status Engine::SwapOutAverages() {
-  impl_->trainer().Settle();
-  return impl_->SwapAverages(/*in=*/false);
+  impl_->trainer().AwaitOutcome();
+  return SwapAverages(impl_->guard().get(), impl_->optimization(),
+                      impl_->groups(), /*in=*/false);
 }
 absl::Status Engine::ZeroGrad() { return impl_->trainer().ZeroGrad(); }
 absl::StatusOr<at::Tensor> Engine::Gradient(absl::string_view name) {
-  impl_->trainer().Settle();  // it is divided by the loss scale
+  impl_->trainer().AwaitOutcome();  // it is divided by the loss scale
   return impl_->access().Gradient(name);
 }
 absl::StatusOr<at::Tensor> Engine::Parameter(absl::string_view name) {
@@ -209,7 +214,7 @@ absl::Status Engine::SetMaster(absl::string_view name,
 }
 absl::Status Engine::SetGradient(absl::string_view name,
                                  const at::Tensor& value) {
-  impl_->trainer().Settle();
+  impl_->trainer().AwaitOutcome();
   return impl_->access().SetGradient(name, value);
 }
 absl::Status Engine::SetOptimizerState(absl::string_view name,
@@ -266,11 +271,16 @@ absl::StatusOr<SummonScope> Engine::SummonByName(
 }
 
 absl::Status Engine::Offload(const OffloadStates& states) {
-  const absl::Status moved = impl_->Offload(states);
+  TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckNotFailed());
+  const absl::Status moved =
+      OffloadStatesOf(impl_->guard().get(), impl_->settings().offload, states);
   ReturnKept();
   return moved;
 }
-absl::Status Engine::Reload() { return impl_->Reload(); }
+absl::Status Engine::Reload() {
+  TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckNotFailed());
+  return ReloadStatesOf(impl_->guard().get());
+}
 
 absl::Status Engine::SetPrefetch(absl::string_view unit, Pass pass,
                                  const std::vector<std::string>& next) {
@@ -300,7 +310,11 @@ absl::Status Engine::SaveCheckpoint(const std::string& dir,
                                     SaveOptions options) {
   return impl_->SaveCheckpoint(dir, client_state, options);
 }
-absl::Status Engine::WaitForCheckpoint() { return impl_->WaitForCheckpoint(); }
+absl::Status Engine::WaitForCheckpoint() {
+  const TraceScope trace(TraceTrack::kMain, "WaitForCheckpoint");
+  TESSERA_RETURN_IF_ERROR(impl_->life().CheckOpen());
+  return impl_->saver().Wait();
+}
 void Engine::SettleCheckpoint() { impl_->saver().Settle(); }
 absl::Status Engine::SaveSafetensors(const std::string& dir,
                                      const SaveSafetensorsOptions& options) {

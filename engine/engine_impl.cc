@@ -10,14 +10,12 @@
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "base/trace/trace.h"
+#include "comm/catch_announced.h"
 #include "config/config.pb.h"
 #include "engine/build/rate_settings.h"
 #include "engine/checkpoint/safetensors_saving.h"
 #include "engine/checkpoint/training_state.h"
-#include "engine/model/catch_announced.h"
 #include "engine/model/exclusive_scope.h"
-#include "engine/values/moved_states.h"
-#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
@@ -63,15 +61,12 @@ std::string DescribeLoaded(const ShardedModel& model, int64_t batch,
   return text;
 }
 
-// Owners' masters reach all working copies, and libtorch learns of the change.
+// Owners' masters reach all working copies.
 absl::Status PublishAll(
     const std::vector<std::shared_ptr<FlatParameter>>& flats) {
   for (const auto& flat : flats) {
     TESSERA_RETURN_IF_ERROR(flat->PublishOwned());
     (void)flat->TakePlacedWrites();  // all ranks have the same again
-    for (const auto& p : flat->parameters()) {
-      torch::autograd::impl::bump_version(p.tensor);
-    }
   }
   return absl::OkStatus();
 }
@@ -156,7 +151,7 @@ absl::Status Engine::Impl::Close() {
   // What is asked for here is the module's, which held it before.
   const NoMemoryLimit unlimited(&LedgerOf(model_.device()));
   saver_.Settle();
-  trainer_.Settle();
+  trainer_.AwaitOutcome();
   ExclusiveScope exclusive(guard_.get(), "Engine::Close");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   exclusive.Dismiss();
@@ -220,26 +215,6 @@ absl::Status Engine::Impl::SaveSafetensors(
   return CatchAnnounced(model_.comm(), "SaveSafetensors", [&] {
     return WriteSafetensorsOf(State(), dir, options);
   });
-}
-
-absl::Status Engine::Impl::Offload(const OffloadStates& states) {
-  TESSERA_RETURN_IF_ERROR(trainer_.CheckNotFailed());
-  return OffloadStatesOf(guard_.get(), settings_.offload, states);
-}
-
-absl::Status Engine::Impl::Reload() {
-  TESSERA_RETURN_IF_ERROR(trainer_.CheckNotFailed());
-  return ReloadStatesOf(guard_.get());
-}
-
-absl::Status Engine::Impl::SwapAverages(bool in) {
-  return tessera::SwapAverages(guard_.get(), optimization_, groups_, in);
-}
-
-absl::Status Engine::Impl::WaitForCheckpoint() {
-  const TraceScope trace(TraceTrack::kMain, "WaitForCheckpoint");
-  TESSERA_RETURN_IF_ERROR(life_.CheckOpen());
-  return saver_.Wait();
 }
 
 absl::StatusOr<LoadCheckpointReport> Engine::Impl::LoadCheckpoint(

@@ -26,7 +26,6 @@
 #include "engine/observe/monitor.h"
 #include "engine/observe/step_observer.h"
 #include "engine/train/trainer.h"
-#include "engine/values/averages.h"
 #include "engine/values/named_access.h"
 #include "sharding/partition/flat_plan.h"
 #include "sharding/partition/partition.h"
@@ -46,7 +45,6 @@ class Engine::Impl {
   absl::Status SaveCheckpoint(const std::string& dir,
                               absl::string_view client_state,
                               SaveOptions options);
-  absl::Status WaitForCheckpoint();
   absl::Status SaveSafetensors(const std::string& dir,
                                const SaveSafetensorsOptions& options);
   absl::StatusOr<LoadCheckpointReport> LoadCheckpoint(
@@ -58,10 +56,6 @@ class Engine::Impl {
     auto_reason_ = std::move(reason);
     chose_stage_ = chose_stage;
   }
-
-  absl::Status Offload(const OffloadStates& states);
-  absl::Status Reload();
-  absl::Status SwapAverages(bool in);
 
   const proto::Config& config() const { return config_; }
   const Settings& settings() const { return settings_; }

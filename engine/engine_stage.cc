@@ -78,9 +78,9 @@ FlatSizes SizesOf(const Settings& settings, const ParameterGroups& groups,
   }
   for (size_t i = 0; i < flats.size(); ++i) {
     FlatSize& size = sizes.flats[i];
-    size.states_elsewhere = options[i].states != Tier::kMemory;
-    size.parameters_elsewhere = options[i].parameters != Tier::kMemory;
-    size.gradients_elsewhere = options[i].gradients != Tier::kMemory;
+    size.states_elsewhere = options[i].states_tier != Tier::kMemory;
+    size.parameters_elsewhere = options[i].parameters_tier != Tier::kMemory;
+    size.gradients_elsewhere = options[i].gradients_tier != Tier::kMemory;
     size.at_all_stages = !flats[i].parameters[0].tensor.device().is_cpu();
   }
   return sizes;

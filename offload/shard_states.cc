@@ -193,8 +193,8 @@ CommFuture ShardStates::updated() const {
 absl::Status ShardStates::AwaitLocked() {
   absl::Status status = updated_.Wait();
   if (stream_ != nullptr) status.Update(stream_->DrainKept());
-  if (!updated_.valid()) return status;
   changed_.Order();
+  if (!updated_.valid()) return status;
   changed_ = StreamPoint::Now(device_);  // another stream may be the next
   if (status.ok()) updated_ = CommFuture();
   return status;

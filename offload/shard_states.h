@@ -159,7 +159,7 @@ class ShardStates {
   // Returns SetUpdated's future; invalid once it is known to have ended.
   CommFuture updated() const;
   // Waits for that update, and until the disk has what other units' updates
-  // write. Speculative updates continue. LOCAL.
+  // write; calls Order. Speculative updates continue. LOCAL.
   absl::Status AwaitUpdate();
   // As AwaitUpdate, and drops speculative updates. LOCAL.
   absl::Status AwaitAllUpdates();

@@ -247,7 +247,7 @@ absl::StatusOr<bool> StepHere(FlatParameter* flat, const UnitStep& step,
   if (directs) return false;
   TESSERA_RETURN_IF_ERROR(masters.Commit());
   if (working_written) TESSERA_RETURN_IF_ERROR(working.Commit());
-  return working_written;
+  return working_written || states.separate_working() == nullptr;
 }
 
 HostFactor::HostFactor(const GradientFactor& factor)

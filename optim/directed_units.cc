@@ -42,7 +42,6 @@ absl::StatusOr<DirectedUnit> DirectedUnits::Begin(size_t u) {
       gradient.owned().to(unit.flat->step_dtype(),
                           /*non_blocking=*/false,
                           /*copy=*/gradient.elsewhere() != nullptr);
-  parts_.states->SetWritten(u);
   return unit;
 }
 
@@ -50,8 +49,7 @@ absl::StatusOr<bool> DirectedUnits::Apply(size_t u, const UnitStep& step,
                                           const at::Tensor& gradient) {
   UnitStep::Counts counts;
   return StepHere(parts_.flats[u].get(), step, gradient,
-                  parts_.states->average(u) != nullptr, &counts,
-                  parts_.changed);
+                  parts_.states.average(u) != nullptr, &counts, parts_.changed);
 }
 
 // The gradient becomes the direction.
@@ -59,24 +57,22 @@ absl::StatusOr<DirectedUnit> DirectedUnits::Direct(size_t u) {
   TESSERA_ASSIGN_OR_RETURN(const Raised raised,
                            parts_.gradients->of(u).Raise());
   TESSERA_ASSIGN_OR_RETURN(DirectedUnit unit, Begin(u));
-  const UnitStep step(*unit.flat, unit.has_gradient, parts_.counts->steps(),
+  const UnitStep step(*unit.flat, unit.has_gradient, parts_.counts.steps(),
                       parts_.groups.options, parts_.groups.of, factor_,
                       StepPhase::kDirection);
   TESSERA_RETURN_IF_ERROR(Apply(u, step, unit.direction).status());
   return unit;
 }
 
-// The factor is applied already. Both halves are of one step, which counts when
-// both have been made.
+// The factor is applied already.
 absl::Status DirectedUnits::Descend(size_t u, const DirectedUnit& unit,
                                     const Completion& completion) {
-  const UnitStep step(*unit.flat, unit.has_gradient, parts_.counts->steps(),
+  const UnitStep step(*unit.flat, unit.has_gradient, parts_.counts.steps(),
                       parts_.groups.options, parts_.groups.of, one_,
                       StepPhase::kDescent, completion.scales);
-  parts_.counts->Count(*unit.flat, unit.has_gradient, parts_.groups);
   TESSERA_ASSIGN_OR_RETURN(const bool working_written,
                            Apply(u, step, unit.direction));
-  return parts_.after ? parts_.after(u, working_written, {}) : absl::OkStatus();
+  return unit.flat->PublishOwned(unit.has_gradient, working_written);
 }
 
 // One exchange of the norms of masters and directions, and all descents.
@@ -154,11 +150,10 @@ absl::Status DirectedUnits::StepAdafactor(const std::vector<size_t>& units) {
       const auto index = static_cast<size_t>(unit.flat->parameters()[i].index);
       const auto group = static_cast<size_t>(parts_.groups.of[index]);
       parameters.push_back({&parts_.groups.options[group],
-                            parts_.counts->steps()[index] + 1,
+                            parts_.counts.steps()[index] + 1,
                             unit.has_gradient[i]});
     }
-    step.Add(*unit.flat, unit.direction, parts_.states->factored(u),
-             parameters);
+    step.Add(*unit.flat, unit.direction, parts_.states.factored(u), parameters);
     directed.push_back(std::move(unit));
   }
   TESSERA_RETURN_IF_ERROR(step.FindMeans());
@@ -166,17 +161,13 @@ absl::Status DirectedUnits::StepAdafactor(const std::vector<size_t>& units) {
   return DescendByNorms(units, std::move(directed));
 }
 
-absl::Status DirectedUnits::Step() {
+absl::Status DirectedUnits::Step(const std::vector<size_t>& units) {
   std::vector<size_t> lamb, muon, adafactor;
-  for (size_t u = 0; u < parts_.flats.size(); ++u) {
-    if (!parts_.gradients->of(u).has_step_gradient()) continue;
-    const Formula formula = parts_.states->FormulaOf(u);
+  for (const size_t u : units) {
+    const Formula formula = parts_.states.FormulaOf(u);
     if (formula == Formula::kLambDirection) lamb.push_back(u);
     if (formula == Formula::kMuonDirection) muon.push_back(u);
     if (formula == Formula::kAdafactorDirection) adafactor.push_back(u);
-  }
-  if (lamb.empty() && muon.empty() && adafactor.empty()) {
-    return absl::OkStatus();
   }
   if (factor_.scalars.defined()) {
     at::Tensor scalars = factor_.scalars.clone();

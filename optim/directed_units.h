@@ -5,12 +5,10 @@
 #define OPTIM_DIRECTED_UNITS_H_
 
 #include <cstddef>
-#include <functional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "comm/communicator.h"
 #include "optim/directed_step.h"
 #include "optim/states/optimizer_states.h"
 #include "optim/states/parameter_groups.h"
@@ -19,11 +17,6 @@
 #include "sharding/gradient/gradients.h"
 
 namespace tessera {
-
-// Called when a unit has been stepped, while it is in the caches, to publish
-// it: the last two arguments are FlatParameter::PublishOwned's.
-using AfterUnit = std::function<absl::Status(size_t unit, bool working_written,
-                                             const CommFuture& updated)>;
 
 // Returns Unimplemented where a unit with this formula cannot be stepped this
 // way: its states are off its device, or it is Adafactor on complex numbers.
@@ -35,18 +28,17 @@ class DirectedUnits {
   struct Parts {
     const OptimizerStates::Flats& flats;
     const ParameterGroups& groups;
-    OptimizerStates* states;
-    StepCounts* counts;
+    const OptimizerStates& states;
+    const StepCounts& counts;
     Gradients* gradients;
-    const AfterUnit& after;  // may be null
-    bool* changed;           // set when something has been changed
+    bool* changed;  // set when something has been changed
   };
   DirectedUnits(const Parts& parts, const GradientFactor& factor)
       : parts_(parts), factor_(factor) {}
 
-  // Steps the directed units that have a gradient. COLLECTIVE where there are
-  // some. It ends at the first error, of a collective, of a tier or of `after`.
-  absl::Status Step();
+  // Steps and publishes these units, which are directed ones with
+  // a gradient. COLLECTIVE. It ends at the first error.
+  absl::Status Step(const std::vector<size_t>& units);
 
  private:
   absl::StatusOr<DirectedUnit> Begin(size_t u);

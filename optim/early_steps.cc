@@ -55,7 +55,7 @@ bool EarlySteps::OnDisk(size_t u) const {
   }
   const std::vector<TieredBuffer>& moments = flat.states().moments();
   const auto on_disk = [](const TieredBuffer& b) { return b.on_disk(); };
-  return flat.device().is_cpu() && flat.options().states == Tier::kDisk &&
+  return flat.device().is_cpu() && flat.options().states_tier == Tier::kDisk &&
          std::all_of(moments.begin(), moments.end(), on_disk) &&
          (!moments.empty() || on_disk(flat.states().value()));
 }
@@ -200,7 +200,7 @@ void EarlySteps::BeginStep() {
 
 void EarlySteps::EndStep() {
   if (taken_ > taken_before_) Prefetch();
-  order_.clear();
+  Drop();
 }
 
 // The next backward's gradients come in the same order, most likely. Where
@@ -236,7 +236,7 @@ std::optional<UpdateStream::Pushed> EarlySteps::Keep(size_t u,
   const std::optional<UpdateStream::Pushed> kept =
       stream.Keep(early->update, gradient);
   if (!kept.has_value()) return std::nullopt;
-  *gradient = gradients->TakeStepGradient(u);
+  *gradient = gradients->of(u).TakeStepGradient();
   ++taken_;
   if (units_[u].next == nullptr) return kept;
   const at::Tensor to = WrittenInMemory(flat);

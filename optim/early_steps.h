@@ -70,6 +70,7 @@ class EarlySteps {
   // As Keep, for a unit on a device: the factor, which the device may decide,
   // is compared later. Null: there is no such early step.
   std::shared_ptr<EarlyHost> KeepOnHost(size_t unit, const UnitStep& step);
+  // Drops what was not committed.
   void EndStep();
 
  private:

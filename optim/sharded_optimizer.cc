@@ -92,6 +92,7 @@ std::string ShardedOptimizer::name() const {
 
 absl::Status ShardedOptimizer::Prepare(const Gradients& gradients) {
   half_stepped_ = false;
+  groups_.options = counts_->WithShares(std::move(groups_.options));
   for (size_t u = 0; u < flats_.size(); ++u) {
     if (!gradients.of(u).has_step_gradient()) continue;
     TESSERA_RETURN_IF_ERROR(states_->Make(u));
@@ -100,45 +101,52 @@ absl::Status ShardedOptimizer::Prepare(const Gradients& gradients) {
 }
 
 absl::Status ShardedOptimizer::Step(Gradients* gradients,
-                                    const GradientFactor& factor,
-                                    const AfterUnit& after) {
+                                    const GradientFactor& factor) {
   return CatchTorch("optimizer step", [&]() -> absl::Status {
     TorchScope scope;
+    std::vector<size_t> units;
+    for (size_t u = 0; u < flats_.size(); ++u) {
+      if (gradients->of(u).has_step_gradient()) units.push_back(u);
+    }
     std::vector<Awaited> awaited;
-    counts_->Begin();
-    groups_.options = counts_->WithShares(std::move(groups_.options));
-    absl::Status status = StepUnits(gradients, factor, after, &awaited);
+    absl::Status status = StepUnits(units, gradients, factor, &awaited);
     // All of them, whatever becomes of some: the device writes to their memory.
     for (const Awaited& each : awaited) status.Update(each.updated.Wait());
+    TESSERA_RETURN_IF_ERROR(status);
     for (const Awaited& each : awaited) {
-      TESSERA_RETURN_IF_ERROR(status);
-      status = after(each.flat, /*working_written=*/true, {});
+      TESSERA_RETURN_IF_ERROR(flats_[each.flat]->PublishOwned(
+          gradients->of(each.flat).has_gradient(), /*working_written=*/true));
     }
-    if (!status.ok() && !half_stepped_) counts_->Uncount();
-    if (status.ok()) half_stepped_ = false;
-    return status;
+    half_stepped_ = false;
+    counts_->Begin();
+    for (const size_t u : units) {
+      counts_->Count(*flats_[u], gradients->of(u).has_gradient(), groups_);
+      states_->SetWritten(u);
+    }
+    return absl::OkStatus();
   });
 }
 
 // What is always whole on a device is awaited: its all-gather follows, in the
 // same order on all ranks.
-absl::Status ShardedOptimizer::StepUnits(Gradients* gradients,
+absl::Status ShardedOptimizer::StepUnits(const std::vector<size_t>& units,
+                                         Gradients* gradients,
                                          const GradientFactor& factor,
-                                         const AfterUnit& after,
                                          std::vector<Awaited>* awaited) {
   UnitStep::Counts counts;
   std::optional<HostFactor> on_host;
+  std::vector<size_t> directed;
   early_->BeginStep();
-  for (size_t u = 0; u < flats_.size(); ++u) {
-    FlatParameter& flat = *flats_[u];
-    const FlatGradient& gradient = gradients->of(u);
-    if (!gradient.has_step_gradient() || IsDirection(states_->FormulaOf(u))) {
+  for (const size_t u : units) {
+    if (IsDirection(states_->FormulaOf(u))) {
+      directed.push_back(u);
       continue;
     }
-    const UnitStep step(flat, gradient.has_gradient(), counts_->steps(),
-                        groups_.options, groups_.of, factor);
-    counts_->Count(flat, gradient.has_gradient(), groups_);
-    states_->SetWritten(u);
+    FlatParameter& flat = *flats_[u];
+    const FlatGradient& gradient = gradients->of(u);
+    const HasGradient has_gradient = gradient.has_gradient();
+    const UnitStep step(flat, has_gradient, counts_->steps(), groups_.options,
+                        groups_.of, factor);
     CommFuture updated;
     bool working_written = true;
     if (flat.updated_on_host()) {
@@ -157,15 +165,17 @@ absl::Status ShardedOptimizer::StepUnits(Gradients* gradients,
     half_stepped_ = true;
     if (flat.updated_on_host() && !flat.can_be_freed()) {
       awaited->push_back({u, updated});
-    } else if (after) {
-      TESSERA_RETURN_IF_ERROR(after(u, working_written, updated));
+    } else {
+      TESSERA_RETURN_IF_ERROR(
+          flat.PublishOwned(has_gradient, working_written, updated));
     }
   }
   early_->EndStep();
-  return DirectedUnits({flats_, groups_, states_.get(), counts_.get(),
-                        gradients, after, &half_stepped_},
-                       factor)
-      .Step();
+  if (directed.empty()) return absl::OkStatus();
+  return DirectedUnits(
+             {flats_, groups_, *states_, *counts_, gradients, &half_stepped_},
+             factor)
+      .Step(directed);
 }
 
 // A shard on the host is the new values' place itself.
@@ -181,7 +191,7 @@ absl::StatusOr<UpdateStream::Pushed> ShardedOptimizer::StartOnHost(
   if (options.host == nullptr) {  // else it has been brought
     TESSERA_RETURN_IF_ERROR(BringGradient(&flat, &gradients->of(u)));
   }
-  if (flat.stage().sharded_gradients) (void)gradients->TakeStepGradient(u);
+  if (flat.stage().sharded_gradients) (void)gradients->of(u).TakeStepGradient();
   TieredBuffer* const shard = flat.states().separate_working();
   if (shard != nullptr && !shard->elsewhere()) {
     flat.states().Order();
@@ -199,7 +209,7 @@ UpdateStream::Pushed ShardedOptimizer::StartOnDisk(size_t u,
   if (const auto kept = early_->Keep(u, step, gradients)) return *kept;
   SliceStepOptions options;
   options.gradient_memory =
-      std::make_shared<const FlatBuffer>(gradients->TakeStepGradient(u));
+      std::make_shared<const FlatBuffer>(gradients->of(u).TakeStepGradient());
   options.gradient = options.gradient_memory->View();
   return flat.options().stream->Push(
       StepSlices(&flat, step, std::move(options)));

@@ -53,21 +53,20 @@ class ShardedOptimizer {
       std::vector<std::shared_ptr<FlatParameter>> flats,
       ParameterGroups groups);
 
-  // Allocates memory that Step needs, for units that were unfrozen. LOCAL.
-  // ResourceExhausted; nothing has been stepped then.
+  // Begins a step: allocates memory that Step needs, for units that were
+  // unfrozen. LOCAL. ResourceExhausted; nothing has been stepped then.
   absl::Status Prepare(const Gradients& gradients);
   // Updates the owned part of every parameter that has a gradient, unit by
-  // unit, with gradients * factor; the gradients may hold that product
-  // afterwards. LOCAL, but COLLECTIVE for algorithms that need whole parameters
-  // (optim/directed_step.h). REQUIRES: Prepare, and
-  // FlatParameter::PrepareUpdate of all. An error of `after` ends the step
-  // there. On devices all of it is ASYNC, on the current stream. Units with
-  // offloaded states are changed in the background: `after`, which must be
-  // given, is called at once with a valid `updated`
-  // (FlatParameter::PublishOwned), and their gradients are gone. This call
-  // waits for those of them that cannot be freed.
-  absl::Status Step(Gradients* gradients, const GradientFactor& factor = {},
-                    const AfterUnit& after = nullptr);
+  // unit, with gradients * factor, and publishes each unit while it is in the
+  // caches (FlatParameter::PublishOwned); the gradients may hold that product
+  // afterwards. COLLECTIVE as PublishOwned is, and for algorithms that need
+  // whole parameters (optim/directed_step.h). REQUIRES: Prepare, and
+  // FlatParameter::PrepareUpdate of all. The first error ends the step. On
+  // devices all of it is ASYNC, on the current stream. Units with offloaded
+  // states are changed in the background, published at once with a valid
+  // `updated`, and their gradients are gone. This call waits for those of them
+  // that cannot be freed.
+  absl::Status Step(Gradients* gradients, const GradientFactor& factor = {});
   // Whether the last Step returned an error after it had stepped some units, or
   // after gradients had been changed for it: it cannot be repeated. LOCAL.
   bool half_stepped() const { return half_stepped_; }
@@ -108,8 +107,9 @@ class ShardedOptimizer {
   ShardedOptimizer(std::vector<std::shared_ptr<FlatParameter>> flats,
                    ParameterGroups groups);
   absl::Status CheckKernels(size_t u) const;
-  absl::Status StepUnits(Gradients* gradients, const GradientFactor& factor,
-                         const AfterUnit& after, std::vector<Awaited>* awaited);
+  absl::Status StepUnits(const std::vector<size_t>& units, Gradients* gradients,
+                         const GradientFactor& factor,
+                         std::vector<Awaited>* awaited);
   absl::StatusOr<UpdateStream::Pushed> StartOnHost(size_t u,
                                                    const UnitStep& step,
                                                    const HostFactor& factor,

@@ -80,15 +80,10 @@ class RankOptimizer {
     };
     TESSERA_RETURN_IF_ERROR(gradients_->Run(backward, {"a step"}));
     TESSERA_RETURN_IF_ERROR(flat_->PrepareUpdate());
-    TESSERA_RETURN_IF_ERROR(optimizer_->Step(
-        gradients_.get(), factor,
-        [&](size_t u, bool working_written, const CommFuture&) {
-          EXPECT_EQ(u, 0u);
-          working_written_ = working_written;
-          return absl::OkStatus();
-        }));
+    TESSERA_RETURN_IF_ERROR(optimizer_->Prepare(*gradients_));
+    const absl::Status stepped = optimizer_->Step(gradients_.get(), factor);
     gradients_->Zero();
-    return absl::OkStatus();
+    return stepped;
   }
 
   // "" if the owned parts are those of the reference.
@@ -122,11 +117,8 @@ class RankOptimizer {
   }
   ShardedOptimizer& optimizer() { return *optimizer_; }
   FlatParameter& flat() { return *flat_; }
-  // What the last step said.
-  bool working_written() const { return working_written_; }
 
  private:
-  bool working_written_ = false;
   std::shared_ptr<Communicator> comm_;
   Tensors params_;
   std::shared_ptr<FlatParameter> flat_;
@@ -256,7 +248,7 @@ TEST_P(ShardedOptimizerTest, MultipliesGradients) {
     TESSERA_ASSERT_OK(optimizer.Step(gradients, factor));
     EXPECT_EQ(optimizer.Difference(reference), "") << factor;
   }
-  EXPECT_FALSE(optimizer.working_written());  // the masters are the copy
+  // The masters are the copy.
   EXPECT_EQ(optimizer.flat().states().separate_working(), nullptr);
 }
 
@@ -271,15 +263,23 @@ TEST_P(ShardedOptimizerTest, WritesA16BitWorkingCopy) {
         TESSERA_ASSERT_OK(optimizer.Step(
             {torch::randn({40'000}, dtype), torch::randn({20}, dtype),
              step == 0 ? torch::randn({301}, dtype) : at::Tensor()}));
-        EXPECT_TRUE(optimizer.working_written());
         FlatParameter& flat = optimizer.flat();
         const at::Tensor masters = flat.states().value().View();
         const at::Tensor working = flat.states().separate_working()->View();
         EXPECT_TRUE(at::equal(working, masters.to(dtype)));
+        // The kernel does it, and no pass after it.
+        const UnitStep unit(flat, HasGradient(3, true), {2, 2, 2}, {kOptions},
+                            {0, 0, 0}, 1);
+        UnitStep::Counts counts;
+        bool changed = false;
+        EXPECT_THAT(StepHere(&flat, unit, torch::randn_like(masters),
+                             /*average=*/false, &counts, &changed),
+                    IsOkAndHolds(true));
+        EXPECT_TRUE(at::equal(working, masters.to(dtype)));
         // Publishes what it has been given, if told so.
         const at::Tensor mine = working.clone();
         masters.fill_(7);
-        TESSERA_ASSERT_OK(flat.PublishOwned(/*working_written=*/true));
+        TESSERA_ASSERT_OK(flat.PublishOwned({}, /*working_written=*/true));
         EXPECT_TRUE(at::equal(working, mine));
         TESSERA_ASSERT_OK(flat.PublishOwned());
         EXPECT_EQ(working.ne(7).sum().item<int64_t>(), 0);

@@ -3,14 +3,10 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "ATen/ops/empty.h"
 #include "ATen/ops/zeros.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
@@ -19,33 +15,15 @@
 #include "optim/device_kernels.h"
 #include "optim/gradients/adaptive_clipping.h"
 #include "optim/gradients/clipping.h"
+#include "optim/gradients/gradient_norms.h"
 #include "optim/gradients/non_finite.h"
 #include "optim/gradients/owned_gradients.h"
 #include "optim/norm/grad_norm.h"
-#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
 
 using Flats = std::vector<std::shared_ptr<FlatParameter>>;
-
-// The sum over the first `group_size` ranks, a shard group, which the others
-// must be replicas of.
-absl::StatusOr<NormSum> SumOfGroup(const std::vector<absl::string_view>& all,
-                                   size_t group_size, double norm_type) {
-  std::optional<NormSum> first;
-  for (size_t begin = 0; begin < all.size(); begin += group_size) {
-    NormSum sum(norm_type);
-    for (size_t rank = begin; rank < begin + group_size; ++rank) {
-      TESSERA_RETURN_IF_ERROR(sum.Merge(all[rank]));
-    }
-    if (!first.has_value()) first = sum;
-    if (sum.Serialize() == first->Serialize()) continue;
-    return ReplicasDiffer(static_cast<int64_t>(begin),
-                          static_cast<int64_t>(group_size));
-  }
-  return *first;
-}
 
 // Parameters whose gradients have one norm: the first set is of groups without
 // a maximum of their own, each other of one group with it.
@@ -69,66 +47,6 @@ ClipSets SetsOf(const ShardedStepOptions& options,
     sets.of_parameter.push_back(sets.of_group[static_cast<size_t>(group)]);
   }
   return sets;
-}
-
-// This rank's part of the sums of each set.
-absl::StatusOr<std::vector<NormSum>> SumsOfSets(const Flats& flats,
-                                                const Gradients& gradients,
-                                                const ClipSets& sets,
-                                                double norm_type) {
-  std::vector<NormSum> sums(sets.max_norms.size(), NormSum(norm_type));
-  TESSERA_RETURN_IF_ERROR(CatchTorch("gradient norm", [&]() -> absl::Status {
-    TorchScope scope;
-    for (size_t u = 0; u < flats.size(); ++u) {
-      const FlatGradient& gradient = gradients.of(u);
-      if (!gradient.has_step_gradient()) continue;
-      TESSERA_ASSIGN_OR_RETURN(const Raised raised, gradient.Raise());
-      VisitShard(*flats[u], gradient,
-                 [&](const FlatParameter::Parameter& p,
-                     const at::Tensor& segment, int64_t first) {
-                   const auto i = static_cast<size_t>(p.index);
-                   sums[static_cast<size_t>(sets.of_parameter[i])].Add(segment,
-                                                                       first);
-                 });
-    }
-    for (NormSum& sum : sums) sum.Finish();
-    return absl::OkStatus();
-  }));
-  return sums;
-}
-
-// The norms of the undivided gradients of each set, the same on all ranks.
-absl::StatusOr<std::vector<double>> NormsOfSets(const Flats& flats,
-                                                const Gradients& gradients,
-                                                const ClipSets& sets,
-                                                double norm_type,
-                                                Communicator* comm) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<NormSum> mine,
-                           SumsOfSets(flats, gradients, sets, norm_type));
-  std::vector<std::string> texts;
-  for (const NormSum& sum : mine) texts.push_back(sum.Serialize());
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
-                           comm->AllGatherStrings(absl::StrJoin(texts, "\n"),
-                                                  CommTag{"gradient norm"}));
-  std::vector<std::vector<absl::string_view>> of_set(mine.size());
-  for (const std::string& rank : ranks) {
-    const std::vector<absl::string_view> sums = absl::StrSplit(rank, '\n');
-    if (sums.size() != mine.size()) {
-      return absl::DataLossError(absl::StrCat(
-          "gradient norm: expected ", mine.size(), " sums of each rank, got ",
-          sums.size(), "; see that all ranks run one build"));
-    }
-    for (size_t i = 0; i < sums.size(); ++i) of_set[i].push_back(sums[i]);
-  }
-  const int group_size = flats[0]->communicator()->world_size();
-  std::vector<double> norms;
-  for (const auto& sums : of_set) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const NormSum sum,
-        SumOfGroup(sums, static_cast<size_t>(group_size), norm_type));
-    norms.push_back(sum.Norm());
-  }
-  return norms;
 }
 
 // The device's, if they can do what the step needs; the same on all ranks,
@@ -204,7 +122,8 @@ absl::StatusOr<Decision> DecideOnHost(const Flats& flats, Gradients* gradients,
   const ClipSets sets = SetsOf(options, optimizer->groups());
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<double> raw,
-      NormsOfSets(flats, *gradients, sets, options.norm_type, comm));
+      GradientNorms(flats, *gradients, sets.of_parameter, sets.max_norms.size(),
+                    options.norm_type, comm));
   std::vector<double> clips;
   std::vector<ShardedStepResult::Norms> norms;
   ShardedStepResult result;
@@ -301,21 +220,6 @@ absl::Status NameOverflows(const Flats& flats, const Gradients& gradients,
   return absl::OkStatus();
 }
 
-// Owners' new values reach the others, and libtorch learns of the change: a
-// graph that saved the old values fails in backward, as in plain libtorch.
-absl::Status Publish(FlatParameter* flat, const FlatGradient& gradient,
-                     bool working_written, const CommFuture& updated) {
-  const TraceScope trace(TraceTrack::kStep, "publish", flat->name());
-  TESSERA_RETURN_IF_ERROR(flat->PublishOwned(working_written, updated));
-  const auto& params = flat->parameters();
-  for (size_t i = 0; i < params.size(); ++i) {
-    if (gradient.has_gradient(i)) {
-      torch::autograd::impl::bump_version(params[i].tensor);
-    }
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<StepOutcome> StepShards(
@@ -339,13 +243,11 @@ absl::StatusOr<StepOutcome> StepShards(
   if (options.name_overflows) {
     TESSERA_RETURN_IF_ERROR(NameOverflows(flats, *gradients, comm, &outcome));
   }
-  if (!outcome.pending() && outcome.Take()->skipped) return std::move(outcome);
-  TESSERA_RETURN_IF_ERROR(optimizer->Step(
-      gradients, decision.factor,
-      [&](size_t u, bool working_written, const CommFuture& updated) {
-        return Publish(flats[u].get(), gradients->of(u), working_written,
-                       updated);
-      }));
+  if (!outcome.pending() && outcome.Take()->skipped) {
+    optimizer->early().Drop();
+    return std::move(outcome);
+  }
+  TESSERA_RETURN_IF_ERROR(optimizer->Step(gradients, decision.factor));
   return std::move(outcome);
 }
 

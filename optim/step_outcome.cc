@@ -1,34 +1,16 @@
 #include "optim/step_outcome.h"
 
-#include <string>
 #include <utility>
 
 #include "ATen/ops/empty.h"
-#include "absl/strings/str_cat.h"
 #include "base/stream/stream_uses.h"
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "c10/core/Event.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
+#include "optim/norm/grad_norm.h"
 
 namespace tessera {
-namespace {
-
-std::string Ranks(int64_t begin, int64_t end) {
-  return end - begin == 1 ? absl::StrCat("rank ", begin)
-                          : absl::StrCat("ranks ", begin, " to ", end - 1);
-}
-
-}  // namespace
-
-absl::Status ReplicasDiffer(int64_t first, int64_t group_size) {
-  return absl::InternalError(absl::StrCat(
-      "Step: the reduced gradients of ", Ranks(first, first + group_size),
-      " are not those of ", Ranks(0, group_size),
-      ", whose replicas they are (sharding.shard_group_size ", group_size,
-      "): a collective gave other bits on other ranks; go on from a "
-      "checkpoint"));
-}
 
 // Why the copy comes before the update: the norm is known long before AdamW has
 // gone through the states, and an outcome that is asked for then waits for

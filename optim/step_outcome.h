@@ -77,9 +77,5 @@ class StepOutcome {
   std::unique_ptr<Pending> pending_;  // null: result_ is known
 };
 
-// Returns the error that the gradients of ranks [first, first + group_size)
-// differ from those of the first `group_size`, whose replicas they are.
-absl::Status ReplicasDiffer(int64_t first, int64_t group_size);
-
 }  // namespace tessera
 #endif  // OPTIM_STEP_OUTCOME_H_

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Does every #include obey tools/layers.txt, does every room stay a room, and what
-programs include small?
+"""Does every #include obey tools/layers.txt, does every room stay a room, what
+programs include small, and the name of a class unique?
 
 A folder that the file lists may include its own headers, those of its folders
 that are not listed themselves, and those of the folders that its line names.
@@ -16,6 +16,16 @@ import unittest
 
 SOURCES = (".h", ".cc", ".cu", ".cuh")
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^">]+)[">]')
+# What is skipped in a search for definitions, and what structures them.
+TOKEN = re.compile(r"""
+    //[^\n]* | /\*.*?\*/ | ^[ \t]*\#(?:\\\n|[^\n])*
+    | R"(\w*)\(.*?\)\1" | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])+'
+    | [{};]""", re.DOTALL | re.MULTILINE | re.VERBOSE)
+NAMESPACE = re.compile(r"\bnamespace\s*([\w:]*)\s*$")
+CLASS = re.compile(r"""
+    (?:^|[\s>]) (?:class | struct | union | enum(?:\s+(?:class|struct))?)
+    \s+ (?:(?:alignas|ABSL_\w+)(?:\([^)]*\))?\s+ | \[\[[^]]*\]\]\s*)*
+    ([\w:]+ (?:<[^{}]*>)?) \s* (?:final\s*)? (?::[^{}]*)? $""", re.DOTALL | re.VERBOSE)
 # Folders of the workspace that are no layers.
 OTHER = ("third_party", "docs", "shared")
 # Of code in one folder, tests aside.
@@ -183,6 +193,45 @@ def check_reach(root, layers, path, named, reached):
             path, len(seen), reached, " ".join(sorted(seen)))
 
 
+def classes_of(text):
+    """Yields the qualified names of classes and enums that a file defines.
+
+    Those in an anonymous namespace or a function are not seen from other files.
+    """
+    scopes, head, end = [], "", 0
+    for match in TOKEN.finditer(text):
+        token = match.group()
+        head += text[end:match.start()]
+        end = match.end()
+        if token not in "{};":
+            continue
+        if token == "}" and scopes:
+            scopes.pop()
+        elif token == "{":
+            space, kind = NAMESPACE.search(head), CLASS.search(head)
+            name = space.group(1) if space else kind.group(1) if kind else None
+            scopes.append(name and re.sub(r"\s+", "", name))
+            if kind and all(scopes):
+                yield "::".join(scopes)
+        head = ""
+
+
+def check_definitions(root):
+    """Yields a line for each class of namespace tessera that two files define.
+
+    A program that has both takes the functions of either one, without a word of
+    the compiler or the linker.
+    """
+    files = {}
+    for path in sources(root):
+        with open(os.path.join(root, path), encoding="utf-8") as file:
+            for name in set(classes_of(file.read())):
+                files.setdefault(name, []).append(path)
+    for name, paths in sorted(files.items()):
+        if name.startswith("tessera::") and len(paths) > 1:
+            yield "%s is defined in %s" % (name, " and ".join(paths))
+
+
 def check_tree(root, layers):
     faults = list(check_order(layers)) + list(check_folders(layers))
     faults += check_sizes(root, layers)
@@ -263,6 +312,31 @@ class OnMadeUpTree(unittest.TestCase):
         self.assertEqual(["low: 26 files are more than one room (25)"],
                          self.faults(files))
 
+    def test_two_classes_of_one_name(self):
+        both = "namespace tessera {\n%s\n}  // namespace tessera\n"
+        own = both % "namespace {\nclass B { int b; };\n}  // namespace"
+        files = {
+            "low/a.h": both % "class A;\nenum class E { kA };\n"
+                              "template <typename T>\nstruct S<T, int> : A { T t; };",
+            "low/b.cc": both % "// class A {\nstruct A::Part { int a; };\n"
+                               "int F() { struct A { int a; }; return 0; }",
+            "low/c.cc": own, "low/d.cc": own}
+        with tempfile.TemporaryDirectory() as root:
+            def faults():
+                for path, text in files.items():
+                    path = os.path.join(root, path)
+                    os.makedirs(os.path.dirname(path), exist_ok=True)
+                    with open(path, "w", encoding="utf-8") as file:
+                        file.write(text)
+                return list(check_definitions(root))
+            self.assertEqual([], faults())
+            files["low/c.cc"] = both % (
+                "class ABSL_LOCKABLE E final : public A {\n};\n"
+                "struct S<T, int> { char brace = '{'; };\nstruct A { struct Part {}; };")
+            self.assertEqual(
+                ["tessera::%s is defined in low/%s and low/c.cc" % fault for fault in (
+                    ("A::Part", "b.cc"), ("E", "a.h"), ("S<T,int>", "a.h"))], faults())
+
     def test_headers_for_programs(self):
         files = {"high/api.h": '#include "low/a.h"\n#include <vector>\n',
                  "low/a.h": '#include "low/b.h"\n#include "absl/a.h"\n',
@@ -292,6 +366,10 @@ class OnThisTree(unittest.TestCase):
 
     def test_includes(self):
         faults = check_tree(self.root, self.layers)
+        self.assertEqual(0, len(faults), "\n" + "\n".join(faults))
+
+    def test_one_definition(self):
+        faults = list(check_definitions(self.root))
         self.assertEqual(0, len(faults), "\n" + "\n".join(faults))
 
     def test_headers_for_programs(self):

@@ -83,23 +83,23 @@ Tier TierFor(Tier wanted, bool on_cpu, Stage stage, bool sharded) {
 // Gradients of a device are on the host, where they are needed.
 Tier TierOfGradients(const OffloadOptions& options, bool on_cpu,
                      const FlatParameterOptions& chosen) {
-  if (chosen.states == Tier::kMemory || !chosen.stage.sharded_gradients) {
+  if (chosen.states_tier == Tier::kMemory || !chosen.stage.sharded_gradients) {
     return Tier::kMemory;
   }
   if (!on_cpu) return Tier::kHost;
-  return options.gradients ? chosen.states : Tier::kMemory;
+  return options.gradients ? chosen.states_tier : Tier::kMemory;
 }
 
 // Counts a unit's states that a step streams: moments, masters, the working
 // copy besides them (`separate`), the gradient.
 int StatesOnDisk(const FlatParameterOptions& flat, bool separate,
                  int optimizer_states) {
-  const bool states = flat.states == Tier::kDisk;
-  const bool parameters = flat.parameters == Tier::kDisk;
+  const bool states = flat.states_tier == Tier::kDisk;
+  const bool parameters = flat.parameters_tier == Tier::kDisk;
   int count = states ? optimizer_states : 0;
   if (separate ? states : parameters) ++count;
   if (separate && parameters) ++count;
-  if (flat.gradients == Tier::kDisk) ++count;
+  if (flat.gradients_tier == Tier::kDisk) ++count;
   return count;
 }
 
@@ -152,17 +152,18 @@ TierChoice ChooseTiers(const OffloadOptions& options,
       choice.on_disk |= tier == Tier::kDisk;
       return tier;
     };
-    flat.states = take(TierFor(options.states, on_cpu, flat.stage,
-                               flat.stage.sharded_optimizer),
-                       states, StateItemBytes(flats[i]), &choice.states);
-    flat.gradients = TierOfGradients(options, on_cpu, flat);
-    flat.parameters =
+    flat.states_tier = take(TierFor(options.states, on_cpu, flat.stage,
+                                    flat.stage.sharded_optimizer),
+                            states, StateItemBytes(flats[i]), &choice.states);
+    flat.gradients_tier = TierOfGradients(options, on_cpu, flat);
+    flat.parameters_tier =
         take(TierFor(options.parameters, on_cpu, flat.stage,
                      flat.stage.sharded_parameters),
              parameters, BytesOf(ElementType(flats[i].working_dtype)),
              &choice.parameters);
-    if (flat.parameters == Tier::kMemory && options.parameters == Tier::kDisk) {
-      flat.parameters =
+    if (flat.parameters_tier == Tier::kMemory &&
+        options.parameters == Tier::kDisk) {
+      flat.parameters_tier =
           take(TierFor(Tier::kHost, on_cpu, flat.stage,
                        flat.stage.sharded_parameters),
                total, BytesOf(ElementType(flats[i].working_dtype)),
@@ -173,7 +174,8 @@ TierChoice ChooseTiers(const OffloadOptions& options,
                        ElementType(flats[i].working_dtype);
     most_states = std::max(
         most_states, StatesOnDisk(flat, separate, options.optimizer_states));
-    if (flat.states == Tier::kDisk && flat.parameters == Tier::kMemory) {
+    if (flat.states_tier == Tier::kDisk &&
+        flat.parameters_tier == Tier::kMemory) {
       choice.early_bytes +=
           numels[i] * BytesOf(ElementType(flats[i].working_dtype));
     }
@@ -197,7 +199,8 @@ absl::StatusOr<std::shared_ptr<UpdateStream>> PutInTiers(
   auto stream = MakeStream(options, choice, comm->rank());
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(stream.status(), "Engine::Create"));
   for (FlatParameterOptions& flat : *flat_options) {
-    if (flat.states != Tier::kMemory || flat.parameters != Tier::kMemory) {
+    if (flat.states_tier != Tier::kMemory ||
+        flat.parameters_tier != Tier::kMemory) {
       flat.stream = *stream;
     }
   }
@@ -259,7 +262,7 @@ void NoteIfNoneMoves(const ActivationOffload& options) {
 bool AnyParametersElsewhere(const std::vector<FlatParameterOptions>& options) {
   return std::any_of(options.begin(), options.end(),
                      [](const FlatParameterOptions& each) {
-                       return each.parameters != Tier::kMemory;
+                       return each.parameters_tier != Tier::kMemory;
                      });
 }
 

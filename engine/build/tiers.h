@@ -73,11 +73,11 @@ struct TierChoice {
   bool any() const { return states.units + parameters.units > 0; }
 };
 
-// Sets FlatParameterOptions::{states, gradients, parameters} of units that are
-// sharded and large enough, from the model's end: states until `ratio` of its
-// elements is reached, parameters until max_in_memory elements are left, which
-// stay on the host. `on_cpu`: where the units will be. LOCAL, identical on all
-// ranks.
+// Sets FlatParameterOptions::{states,gradients,parameters}_tier of units that
+// are sharded and large enough, from the model's end: states until `ratio` of
+// its elements is reached, parameters until max_in_memory elements are left,
+// which stay on the host. `on_cpu`: where the units will be. LOCAL, identical
+// on all ranks.
 TierChoice ChooseTiers(const OffloadOptions& options,
                        absl::Span<const FlatPlan> flats, int shard_group_size,
                        bool on_cpu,

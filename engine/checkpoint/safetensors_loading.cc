@@ -17,7 +17,6 @@
 #include "engine/build/initial_sync.h"
 #include "engine/checkpoint/safetensors_plan.h"
 #include "engine/model/exclusive_scope.h"
-#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
@@ -243,12 +242,11 @@ absl::Status LoadFlat(const Loading& loading, const ShardedModel& model,
   TESSERA_RETURN_IF_ERROR(agreed);
   return CatchTorch(kWhere, [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(SetMasters(&flat, values->View()));
-    TESSERA_RETURN_IF_ERROR(flat.PublishOwned());
-    for (size_t i = 0; i < sources.size(); ++i) {
-      if (sources[i].tensor == nullptr) continue;
-      torch::autograd::impl::bump_version(flat.parameters()[i].tensor);
+    std::vector<bool> changed;
+    for (const Source& source : sources) {
+      changed.push_back(source.tensor != nullptr);
     }
-    return absl::OkStatus();
+    return flat.PublishOwned(changed);
   });
 }
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "optim/loss_scaler.h"
 #include "optim/sharded_optimizer.h"
 #include "sharding/gradient/gradients.h"
@@ -40,9 +41,25 @@ class Optimization {
   // Whether the step's Backwards have weights, as Trainer sets it; absent:
   // there was no Backward yet.
   std::optional<bool> weighted() const { return weighted_; }
-  void SetWeighted(std::optional<bool> weighted) { weighted_ = weighted; }
+  void SetWeighted(bool weighted) { weighted_ = weighted; }
   double loss_scale() const {
     return scaler_.has_value() ? scaler_->scale() : 1;
+  }
+  // Returns FailedPrecondition if every weight of the step is 0, identical on
+  // all ranks. REQUIRES: gradients. LOCAL.
+  absl::Status CheckHasSamples() const {
+    if (!weighted_.value_or(false) || gradients_->total_weight() != 0) {
+      return absl::OkStatus();
+    }
+    return absl::FailedPreconditionError(
+        "Step: no rank had data (every weight of the step is 0); ask "
+        "Engine::AnyRankHasData before a forward, and call ZeroGrad to go on");
+  }
+  // Drops the step's gradients and forgets their weights. REQUIRES: gradients.
+  // LOCAL.
+  void EndStep() {
+    gradients_->Zero();
+    weighted_.reset();
   }
   // Returns what the step's gradients are divided by at the end. REQUIRES:
   // gradients.

@@ -94,6 +94,11 @@ absl::Status WriteChecks::CheckReplicas() {
   return absl::OkStatus();
 }
 
+absl::Status WriteChecks::CheckBeforeStep() {
+  TESSERA_RETURN_IF_ERROR(CheckWrites());
+  return CheckReplicas();
+}
+
 absl::Status WriteChecks::CheckBeforeSave() {
   if (model_->comm()->world_size() == 1) return absl::OkStatus();
   std::string mine;

@@ -19,24 +19,23 @@ class WriteChecks {
   WriteChecks(const ShardedModel* model, bool check_writes)
       : model_(model), check_writes_(check_writes) {}
 
+  // Checks, with sharding.check_writes, that what was written since the last
+  // call is identical on all ranks, and then calls CheckReplicas, with its
+  // REQUIRES and errors. COLLECTIVE: one small exchange for each.
+  absl::Status CheckBeforeStep();
+  // Checks what operators wrote since the last Backward at places that depend
+  // on their input (sharding/flat/placed_writes.h), and then calls
+  // CheckReplicas, with its REQUIRES and errors. COLLECTIVE: one small exchange
+  // more.
+  absl::Status CheckBeforeSave();
+
+ private:
   // Compares units that some rank has written to between replicas, until they
   // are equal; does nothing without sharding.shard_group_size. REQUIRES: within
   // an ExclusiveScope. FailedPrecondition, the same on all ranks. COLLECTIVE:
   // one small exchange, two if anything was written.
   absl::Status CheckReplicas();
-
-  // Checks, before a save, what operators wrote since the last Backward at
-  // places that depend on their input (sharding/flat/placed_writes.h), and then
-  // calls CheckReplicas. REQUIRES and errors are CheckReplicas'. COLLECTIVE:
-  // one small exchange more.
-  absl::Status CheckBeforeSave();
-
-  // Checks, with sharding.check_writes, that what was written since the last
-  // call is identical on all ranks. FailedPrecondition, identical on all ranks.
-  // COLLECTIVE.
   absl::Status CheckWrites();
-
- private:
   absl::StatusOr<bool> NoteWritten();
 
   const ShardedModel* const model_;

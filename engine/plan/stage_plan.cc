@@ -90,8 +90,8 @@ int64_t UpdateBytes(const std::vector<PlannedFlat>& flats) {
 OffloadTraffic UpdateTraffic(const PlannedFlat& flat,
                              const FlatParameterOptions& tiers,
                              const Settings& settings, int64_t reductions) {
-  const bool states = tiers.states == Tier::kDisk;
-  const bool parameters = tiers.parameters == Tier::kDisk;
+  const bool states = tiers.states_tier == Tier::kDisk;
+  const bool parameters = tiers.parameters_tier == Tier::kDisk;
   const bool separate = flat.master_bytes > 0;
   const int64_t master_bytes = flat.owned_numel() * flat.stepped_bytes;
   OffloadTraffic traffic;
@@ -104,7 +104,7 @@ OffloadTraffic UpdateTraffic(const PlannedFlat& flat,
   if (separate && parameters) {
     traffic.written += flat.owned_numel() * flat.working_bytes;
   }
-  if (tiers.gradients == Tier::kDisk) {
+  if (tiers.gradients_tier == Tier::kDisk) {
     const bool normed = settings.step.max_norm > 0 ||
                         settings.step.report_norm ||
                         settings.step.skip_on_overflow;
@@ -184,10 +184,11 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
                   options.on_cpu, &flat_options);
   for (size_t i = 0; i < flats.size(); ++i) {
     const auto elsewhere = [](Tier tier) { return tier != Tier::kMemory; };
-    planned[i].states_elsewhere = elsewhere(flat_options[i].states);
-    planned[i].parameters_elsewhere = elsewhere(flat_options[i].parameters);
+    planned[i].states_elsewhere = elsewhere(flat_options[i].states_tier);
+    planned[i].parameters_elsewhere =
+        elsewhere(flat_options[i].parameters_tier);
     planned[i].alone &= !planned[i].parameters_elsewhere;
-    planned[i].gradients_elsewhere = elsewhere(flat_options[i].gradients);
+    planned[i].gradients_elsewhere = elsewhere(flat_options[i].gradients_tier);
   }
   const std::vector<int> flat_of = PlacesIn(flats, model.trace);
   StepReplayOptions replay;

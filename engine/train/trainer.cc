@@ -6,17 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/memory/heap.h"
-#include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "base/trace/trace.h"
 #include "comm/all_gather_values.h"
 #include "config/config.pb.h"
-#include "engine/model/catch_announced.h"
-#include "engine/model/exclusive_scope.h"
 #include "engine/train/held_report.h"
-#include "offload/update_stream.h"
 #include "sharding/dispatch/saved_tensors.h"
 #include "sharding/gradient/nested_graphs.h"
 #include "torch/nn/module.h"
@@ -158,7 +154,7 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
   micro_batch.reduce = ReducesNow();
   ScaleMicroBatch(options, &micro_batch);
   micro_batch.may_nest = MayNest(loss);
-  StepEarly(options, &micro_batch);
+  AllowEarlySteps(options, &micro_batch);
   const bool keeps_heap =
       settings_.keep_freed_heap && guard_->model().device().is_cpu();
   if (keeps_heap) ReturnFreedHeap();
@@ -192,186 +188,6 @@ absl::StatusOr<bool> Trainer::AnyRankHasData(bool this_rank) {
       AllGatherValue<uint8_t>(guard_->comm(), this_rank ? 1 : 0,
                               CommTag{"data left"}));
   return std::find(all.begin(), all.end(), 1) != all.end();
-}
-
-absl::Status Trainer::CheckStep() {
-  TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
-  TESSERA_RETURN_IF_ERROR(guard_->life().CheckNotSummoned());
-  TESSERA_RETURN_IF_ERROR(guard_->life().CheckNotAveraged());
-  TESSERA_RETURN_IF_ERROR(TakeZeroGrad());
-  if (optimization_.optimizer() == nullptr) {
-    return absl::FailedPreconditionError(
-        "Step: the configuration has no optimizer");
-  }
-  if (!has_backward_) {
-    return absl::FailedPreconditionError(
-        "Step: no Engine::Backward since the last Step or zero_grad() (a bare "
-        "loss.backward() leaves gradients that are not reduced)");
-  }
-  return absl::OkStatus();
-}
-
-// Checks what must hold before an update; the result is identical on all ranks.
-absl::Status Trainer::CheckUpdate() {
-  TESSERA_RETURN_IF_ERROR(writes_.CheckWrites());
-  TESSERA_RETURN_IF_ERROR(writes_.CheckReplicas());
-  if (!optimization_.weighted().value_or(false) ||
-      optimization_.gradients()->total_weight() != 0) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(
-      "Step: no rank had data (every weight of the step is 0); ask "
-      "Engine::AnyRankHasData before a forward, and call ZeroGrad to go on");
-}
-
-void Trainer::SetScheduledRate() {
-  if (optimization_.optimizer() == nullptr) return;
-  watch_.AddRate(step_);
-  std::vector<OptimizerOptions> options = groups_.Scheduled(step_);
-  report_.learning_rate = options[0].lr;
-  report_.groups.clear();
-  for (size_t g = 0; g < options.size(); ++g) {
-    report_.groups.push_back({groups_.groups().names[g], options[g].lr});
-  }
-  optimization_.optimizer()->SetOptions(std::move(options));
-}
-
-absl::Status Trainer::UpdateParameters() {
-  outcome_.reset();  // one that nobody has asked for
-  one_backward_each_ = step_backwards_ == config_.gradient_accumulation_steps();
-  SetScheduledRate();
-  optimization_.gradients()->Enter();
-  absl::StatusOr<StepOutcome> made =
-      StepShards(guard_->model().flats(), optimization_.gradients(),
-                 optimization_.divisor(), StepOptions(),
-                 optimization_.optimizer(), guard_->model().data());
-  if (!made.ok() && optimization_.optimizer()->half_stepped()) {
-    guard_->life().Lose(made.status());
-  }
-  TESSERA_RETURN_IF_ERROR(made.status());
-  StepOutcome outcome = *std::move(made);
-  step_at_most_ = ++step_;
-  if (outcome.pending()) {
-    outcome_ = std::move(outcome);
-  } else {
-    Report(*outcome.Take());
-  }
-  if (recomputed_ != nullptr) {
-    report_.recompute = recomputed_->TakeReport();
-  }
-  report_.loss_scale = optimization_.loss_scale();
-  ReportOffload();
-  return absl::OkStatus();
-}
-
-void Trainer::ReportOffload() {
-  UpdateStream* const stream = guard_->stream().get();
-  if (stream == nullptr) return;
-  SwapStats disk;  // the host's copies are the device's to report
-  if (stream->disk() != nullptr) disk = stream->disk()->stats();
-  const UpdateStreamStats stats = stream->stats();
-  const OffloadReport now = {
-      .bytes_read = disk.bytes_read,
-      .bytes_written = disk.bytes_written,
-      .reading = disk.reading,
-      .writing = disk.writing,
-      .computing = stats.computing,
-      .stalled = stats.stalled,
-      .early_units = optimization_.optimizer()->early().units()};
-  const OffloadReport before = std::exchange(offload_, now);
-  report_.offload = {.bytes_read = now.bytes_read - before.bytes_read,
-                     .bytes_written = now.bytes_written - before.bytes_written,
-                     .reading = now.reading - before.reading,
-                     .writing = now.writing - before.writing,
-                     .computing = now.computing - before.computing,
-                     .stalled = now.stalled - before.stalled,
-                     .early_units = now.early_units - before.early_units};
-}
-
-// What is wrong before the update is agreed on where entering it is an
-// agreement, and else announced: a step has one collective less then. Errors
-// after that are either one rank's own, which fails the update, or found by all
-// ranks, which end it as it is and may go on.
-absl::Status Trainer::OptimizerStep() {
-  TESSERA_RETURN_IF_ERROR(TakeOutcome());
-  if (observer_ != nullptr) {
-    observer_->Complete(report_, {step_, report_.skipped_steps, samples_});
-  }
-  absl::Status status = optimization_.gradients()->TakeLooks();
-  if (status.ok()) status = optimization_.gradients()->CheckNothingPending();
-  if (status.ok()) {
-    status = known_parameters_.Check(guard_->model().module());
-  }
-  ExclusiveScope exclusive(guard_, "Step");
-  const absl::Status entered = exclusive.Enter(status);
-  if (!entered.ok()) return status.ok() ? entered : status;
-  if (status.ok()) status = exclusive.Prepare();
-  if (!status.ok()) return exclusive.Fail(status);  // others may wait for us
-  status = CheckUpdate();
-  if (!status.ok()) return exclusive.Commit(status);
-  status = UpdateParameters();
-  if (!status.ok()) return exclusive.Fail(status);
-  TESSERA_RETURN_IF_ERROR(exclusive.Commit());
-  EndStep();
-  // The step is made, and the same on all ranks, whatever becomes of these.
-  if (!outcome_.has_value()) status = JudgeOutcome();
-  if (buffer_sync_ != nullptr) {
-    status.Update(buffer_sync_->Sync());
-  }
-  return status;
-}
-
-void Trainer::EndStep() {
-  DropEarly();
-  optimization_.gradients()->Zero();
-  has_backward_ = autocast_seen_ = false;
-  optimization_.SetWeighted(std::nullopt);
-  micro_steps_ = step_backwards_ = 0;
-  EndKeptPeriod();
-}
-
-absl::Status Trainer::Step() {
-  watch_.NoteStepCall();
-  TESSERA_RETURN_IF_ERROR(CheckStep());
-  if (observer_ != nullptr) observer_->BeginStep();
-  if (micro_steps_ + 1 < config_.gradient_accumulation_steps()) {
-    ++micro_steps_;
-    has_backward_ = autocast_seen_ = false;
-    if (observer_ != nullptr) observer_->EndMicroBatch();
-    return absl::OkStatus();
-  }
-  if (no_sync_ > 0) {
-    return absl::FailedPreconditionError(
-        "Step: within an Engine::NoSyncScope the gradients are not reduced; "
-        "end it before the last Backward of the step");
-  }
-  const int64_t before = updates();
-  const RefusalReport refusals(&guard_->model(), &optimization_, plan_);
-  absl::Status status;
-  {
-    const StepMemory::PhaseScope phase(MemoryPhase::kStep);
-    const TraceScope trace(TraceTrack::kMain, "optimizer step");
-    status = refusals.In(CatchAnnounced(guard_->comm(), "Step",
-                                        [&] { return OptimizerStep(); }));
-  }
-  if (updates() == before) return status;
-  samples_ += config_.train_batch_size();
-  report_.memory = memory_.EndStep();
-  tracer_.EndStep(step_at_most_, updates());
-  if (observer_ != nullptr) {
-    observer_->EndStep(updates(), step_at_most_, samples_, report_.memory);
-  }
-  return status;
-}
-
-absl::Status Trainer::ZeroGrad() {
-  TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
-  if (recomputed_ != nullptr) recomputed_->EndForward();
-  ReleaseNodePins();
-  if (step_backwards_ > 0) foreseen_ = false;
-  if (observer_ != nullptr) observer_->DropStep();
-  EndStep();
-  return absl::OkStatus();
 }
 
 absl::Status Trainer::CheckAtBoundary() {

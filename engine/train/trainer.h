@@ -8,7 +8,7 @@
 //             update, new values to all ranks         (optim/sharded_step.h)
 //
 // On devices a Step may not know its outcome when it returns
-// (trainer_outcome.cc); calls that depend on the outcome call Settle.
+// (trainer_outcome.cc); calls that depend on the outcome call AwaitOutcome.
 #ifndef ENGINE_TRAIN_TRAINER_H_
 #define ENGINE_TRAIN_TRAINER_H_
 
@@ -99,7 +99,7 @@ class Trainer {
   absl::Status CheckAtBoundary();
   // Returns where the run is, once the last step is settled. LOCAL.
   RunPlace place() {
-    Settle();
+    AwaitOutcome();
     return {step_, report_.skipped_steps, samples_};
   }
   // Resumes after a checkpoint was loaded, at the place where it was saved;
@@ -108,12 +108,12 @@ class Trainer {
 
   // Learns the outcome of the last step, waiting for the device if necessary.
   // Everything in the engine that depends on it is up to date then. LOCAL.
-  void Settle();
+  void AwaitOutcome();
   // Returns the last step's error if no call has returned it yet; all ranks
-  // have the same. Calls Settle. LOCAL.
+  // have the same. Calls AwaitOutcome. LOCAL.
   absl::Status TakeUntold();
   // Returns the error that made the last step fail for good, so that values
-  // cannot be trusted. Calls Settle. LOCAL.
+  // cannot be trusted. Calls AwaitOutcome. LOCAL.
   absl::Status CheckNotFailed();
   // Returns step() as if the last step was not skipped; identical on all ranks,
   // also where only some have settled. LOCAL, never waits.
@@ -131,13 +131,13 @@ class Trainer {
   // Sets the observer, which outlives all calls here; null: there is none.
   void SetObserver(StepObserver* observer) { observer_ = observer; }
   StepMemoryReporter& memory() { return memory_; }
-  // Both call Settle. LOCAL.
+  // Both call AwaitOutcome. LOCAL.
   int64_t step() {
-    Settle();
+    AwaitOutcome();
     return step_;  // optimizer steps done
   }
   const StepReport& last_step() {
-    Settle();
+    AwaitOutcome();
     return report_;
   }
 
@@ -159,27 +159,27 @@ class Trainer {
     bool known() const { return made == skipped; }
   };
   LossScales Scales() const;
-  LossScales SettledScales();
+  LossScales KnownScales();
   void ScaleMicroBatch(const BackwardOptions& options, MicroBatch* micro_batch);
   at::Tensor Seed(const at::Tensor& loss, MicroBatch* micro_batch);
-  void StepEarly(const BackwardOptions& options, MicroBatch* micro_batch);
+  void AllowEarlySteps(const BackwardOptions& options, MicroBatch* micro_batch);
   absl::Status CheckStep();
-  absl::Status CheckUpdate();
   void DropEarly() {
     if (optimization_.optimizer() != nullptr) {
       optimization_.optimizer()->early().Drop();
     }
   }
-  void SetScheduledRate();
   ShardedStepOptions StepOptions() const;
-  absl::Status UpdateParameters();
   void Report(const ShardedStepResult& result);
   absl::Status JudgeOutcome();
   absl::Status TakeOutcome();
   absl::Status RunBackward(const at::Tensor& loss,
                            const BackwardOptions& options);
+  // trainer_step.cc
   absl::Status OptimizerStep();
-  void EndStep();
+  void CountStep(const std::vector<OptimizerOptions>& options,
+                 StepOutcome outcome);
+  void BeginNextStep();
   void ReportOffload();
 
   UpdateGuard* const guard_;
@@ -220,7 +220,7 @@ class Trainer {
   bool one_backward_each_ = false;
   // Whether the last step went as early steps expect the next one to go;
   // absent: there was no step.
-  std::optional<bool> foreseen_;
+  std::optional<bool> as_expected_;
   int64_t micro_steps_ = 0;  // Steps since the last optimizer step
   int64_t step_ = 0;
   int64_t step_at_most_ = 0;

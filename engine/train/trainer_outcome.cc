@@ -12,7 +12,7 @@
 //     report: the number of steps, the rate and the divisor. By then a whole
 //     forward and backward have been given to the device behind it; a host that
 //     is even further ahead waits there, which costs the device nothing.
-//   - by whoever asks (Settle), on that rank alone. So nothing that ranks
+//   - by whoever asks (AwaitOutcome), on that rank alone. So nothing that ranks
 //     compare may depend on who has settled: updates(), step_at_most().
 //
 // Between the two one thing depends on it: the scale of the losses of step
@@ -23,7 +23,7 @@
 // same on all ranks.
 //
 // The other way round, what the next step will be is foreseen from the last one
-// (StepEarly).
+// (AllowEarlySteps).
 #include <cmath>
 #include <utility>
 
@@ -49,10 +49,10 @@ void Trainer::Report(const ShardedStepResult& result) {
     report_.groups[g].grad_norm = result.groups[g].grad_norm;
     report_.groups[g].clipped_norm = result.groups[g].clipped_norm;
   }
-  foreseen_ = !result.skipped &&
-              (settings_.step.max_norm <= 0 ||
-               result.grad_norm == result.clipped_norm) &&
-              one_backward_each_;
+  as_expected_ = !result.skipped &&
+                 (settings_.step.max_norm <= 0 ||
+                  result.grad_norm == result.clipped_norm) &&
+                 one_backward_each_;
   if (!result.skipped) return;
   --step_;
   ++report_.skipped_steps;
@@ -65,8 +65,8 @@ void Trainer::Report(const ShardedStepResult& result) {
 // factor of the step would not tell. After a step that
 // was not as expected none is, since what is made twice takes twice the disk's
 // time.
-void Trainer::StepEarly(const BackwardOptions& options,
-                        MicroBatch* micro_batch) {
+void Trainer::AllowEarlySteps(const BackwardOptions& options,
+                              MicroBatch* micro_batch) {
   ShardedOptimizer* const optimizer = optimization_.optimizer();
   if (optimizer == nullptr) return;
   optimizer->early().Drop();  // of a Backward before this one
@@ -79,8 +79,8 @@ void Trainer::StepEarly(const BackwardOptions& options,
   if (!may || !last || options.weight.has_value()) return;
   // A device has said by now what it decided: this forward has come after units
   // whose step on the host had to wait for that.
-  Settle();
-  if (!foreseen_.value_or(settings_.step.max_norm <= 0)) return;
+  AwaitOutcome();
+  if (!as_expected_.value_or(settings_.step.max_norm <= 0)) return;
   micro_batch->reduced = [this, with = groups_.Scheduled(step_),
                           factor = 1 / optimization_.divisor()](size_t flat) {
     optimization_.optimizer()->early().Start(
@@ -137,7 +137,7 @@ absl::StatusOr<std::vector<NonFiniteGradient>> Trainer::NonFiniteGradients() {
                        guard_->model().data());
 }
 
-void Trainer::Settle() {
+void Trainer::AwaitOutcome() {
   if (!outcome_.has_value()) return;
   StepOutcome outcome = *std::exchange(outcome_, std::nullopt);
   const absl::StatusOr<ShardedStepResult> result = outcome.Take();
@@ -151,12 +151,12 @@ void Trainer::Settle() {
 }
 
 absl::Status Trainer::TakeUntold() {
-  Settle();
+  AwaitOutcome();
   return std::exchange(untold_, absl::OkStatus());
 }
 
 absl::Status Trainer::CheckNotFailed() {
-  Settle();
+  AwaitOutcome();
   return failed_;
 }
 
@@ -165,7 +165,7 @@ absl::Status Trainer::CheckNotFailed() {
 absl::Status Trainer::TakeOutcome() {
   const bool is_a_report = outcome_.has_value() && outcome_->only_reports();
   const bool wanted = observer_ != nullptr && observer_->awaits_outcome();
-  if (!is_a_report || wanted) Settle();
+  if (!is_a_report || wanted) AwaitOutcome();
   const absl::Status untold = std::exchange(untold_, absl::OkStatus());
   return failed_.ok() ? untold : ExclusiveScope::FailAll(guard_, failed_);
 }
@@ -182,8 +182,8 @@ Trainer::LossScales Trainer::Scales() const {
   return {made.scale(), skipped.scale()};
 }
 
-Trainer::LossScales Trainer::SettledScales() {
-  if (!Scales().known()) Settle();
+Trainer::LossScales Trainer::KnownScales() {
+  if (!Scales().known()) AwaitOutcome();
   return Scales();
 }
 
@@ -209,7 +209,7 @@ at::Tensor Trainer::Seed(const at::Tensor& loss, MicroBatch* micro_batch) {
   if (!scales.known() &&
       (loss.device() != guard_->model().device() ||
        (weight.has_value() && used(scales.made) != used(scales.skipped)))) {
-    scales = SettledScales();
+    scales = KnownScales();
   }
   if (scales.known() && scales.made * share == 1) return at::Tensor();
   if (weight.has_value()) {

@@ -57,7 +57,7 @@ void Trainer::ScaleMicroBatch(const BackwardOptions& options,
   if (!options.add_outside) return;
   const auto count = static_cast<double>(config_.gradient_accumulation_steps());
   micro_batch->outside_factor =
-      SettledScales().made *
+      KnownScales().made *
       (options.weight.has_value() ? *micro_batch->weight * count : 1);
 }
 

@@ -11,21 +11,12 @@
 #include "engine/model/exclusive_scope.h"
 #include "offload/shard_states.h"
 #include "optim/algorithms/algorithm.h"
-#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
 
 bool HasOwnAverage(const OptimizerGroups& groups) {
   return RowOf(groups.groups().options[0].algorithm).averages;
-}
-
-absl::Status Publish(FlatParameter* flat) {
-  TESSERA_RETURN_IF_ERROR(flat->PublishOwned());
-  for (const auto& p : flat->parameters()) {
-    torch::autograd::impl::bump_version(p.tensor);
-  }
-  return absl::OkStatus();
 }
 
 void DropRoom(const ShardedModel& model) {
@@ -68,7 +59,7 @@ class Swapping {
       flat.states().Drop(ShardStates::kTrainingPoint);
       TESSERA_RETURN_IF_ERROR(flat.states().Add(
           ShardStates::kTrainingPoint, flat.states().value().format(),
-          flat.options().PlaceOf(flat.options().states)));
+          flat.options().PlaceOf(flat.options().states_tier)));
     }
     return absl::OkStatus();
   }
@@ -114,7 +105,7 @@ class Swapping {
     });
     TESSERA_RETURN_IF_ERROR(kept.Commit());
     TESSERA_RETURN_IF_ERROR(value.Commit());
-    return Publish(flat);
+    return flat->PublishOwned();
   }
 
   absl::Status Train(FlatParameter* flat) const {
@@ -129,7 +120,7 @@ class Swapping {
     }
     states.Drop(ShardStates::kTrainingPoint);
     TESSERA_RETURN_IF_ERROR(value.Commit());
-    return Publish(flat);
+    return flat->PublishOwned();
   }
 
   absl::Status Exchange(size_t u, FlatParameter* flat) const {
@@ -147,7 +138,7 @@ class Swapping {
     });
     TESSERA_RETURN_IF_ERROR(value.Commit());
     TESSERA_RETURN_IF_ERROR(averages.Commit());
-    return Publish(flat);
+    return flat->PublishOwned();
   }
 
   const ShardedModel& model_;

@@ -80,10 +80,12 @@ struct Moves {
 Moves MovesOf(ShardStates::State state, const OffloadStates& states,
               const FlatParameterOptions& options) {
   if (state == ShardStates::kWorking) {
-    return {states.parameters, options.parameters};
+    return {states.parameters, options.parameters_tier};
   }
-  if (state == ShardStates::kMasters) return {states.masters, options.states};
-  return {state >= ShardStates::kMoments && states.optimizer, options.states};
+  if (state == ShardStates::kMasters)
+    return {states.masters, options.states_tier};
+  return {state >= ShardStates::kMoments && states.optimizer,
+          options.states_tier};
 }
 
 // move(buffer, configured), for what `states` says.

@@ -17,7 +17,6 @@
 #include "optim/kernels/shaped_states.h"
 #include "sharding/flat/pins.h"
 #include "sharding/flat/whole_values.h"
-#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 
@@ -139,15 +138,14 @@ absl::Status NamedAccess::SetMaster(absl::string_view name,
     TESSERA_RETURN_IF_ERROR(
         WriteOwned(flat, place.parameter, value, raised.View()));
     TESSERA_RETURN_IF_ERROR(raised.Commit());
-    return flat.PublishOwned();
+    std::vector<bool> changed(flat.parameters().size());
+    changed[static_cast<size_t>(place.parameter)] = true;
+    return flat.PublishOwned(changed);
   });
   if (!written.ok()) {
     guard_->FailTiers(written);
     return scope.Fail(written);
   }
-  const auto& parameters = flat.parameters();
-  torch::autograd::impl::bump_version(
-      parameters[static_cast<size_t>(place.parameter)].tensor);
   return scope.Commit();
 }
 

@@ -89,13 +89,13 @@ class Memory {
   char* data_ = nullptr;
 };
 
-class Folder {
+class SwapFolder {
  public:
-  Folder() {
+  SwapFolder() {
     path_ = ::testing::TempDir() + "/swap-XXXXXX";
     EXPECT_NE(mkdtemp(path_.data()), nullptr);
   }
-  ~Folder() {
+  ~SwapFolder() {
     for (const std::string& name : Names()) unlink(Path(name).c_str());
     rmdir(path_.c_str());
   }
@@ -149,7 +149,7 @@ class SwapFileTest : public ::testing::TestWithParam<bool> {
     return options;
   }
 
-  Folder folder_;
+  SwapFolder folder_;
   TestSystem system_{GetParam()};
   SwapOptions options_ = Options();
 };

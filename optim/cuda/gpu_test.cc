@@ -197,7 +197,7 @@ at::Tensor MixedValues(int64_t numel) {
   return x;
 }
 
-void ExpectSame(StepMemory of_device, StepMemory expected,
+void ExpectSame(StepOperands of_device, StepOperands expected,
                 const std::string& what) {
   const auto all = of_device.All(), others = expected.All();
   for (size_t i = 0; i < all.size(); ++i) {
@@ -249,9 +249,9 @@ TEST_F(OptimKernelsGpu, StepIsTheCpus) {
   for (const Algorithms& c : StepCases()) {
     const Formula formula = FormulaOf(c.options);
     for (const int64_t numel : {3, 1000, 500'003}) {
-      StepMemory expected(formula, numel + 5, c.types, MixedValues);
-      const StepMemory state = expected.To(at::kCUDA);
-      const auto parts = [&](const StepMemory& m) {
+      StepOperands expected(formula, numel + 5, c.types, MixedValues);
+      const StepOperands state = expected.To(at::kCUDA);
+      const auto parts = [&](const StepOperands& m) {
         std::vector<StepPart> all;
         const int64_t cuts[] = {0, 1, 5, 5 + numel / 3, numel + 5};
         for (int i = 0; i < 4; ++i) {
@@ -280,8 +280,8 @@ TEST_F(OptimKernelsGpu, StepIsTheCpus) {
 TEST_F(OptimKernelsGpu, StepTakesFactorAndSkip) {
   for (const Algorithms& c : StepCases()) {
     const Formula formula = FormulaOf(c.options);
-    StepMemory expected(formula, 1003, c.types, MixedValues);
-    const StepMemory state = expected.To(at::kCUDA);
+    StepOperands expected(formula, 1003, c.types, MixedValues);
+    const StepOperands state = expected.To(at::kCUDA);
     at::Tensor scalars =
         torch::tensor({1 / 3.0, 0.0, 0.0, 0.0, 0.0}, at::kDouble);
     const std::vector<StepPart> parts = {

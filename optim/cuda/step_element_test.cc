@@ -84,8 +84,8 @@ void ExpectSameSteps(Formula formula, NumberType type) {
   constexpr int64_t kNumel = 30'000;
   StepTypes types;
   types.master = types.states = types.gradient = type;
-  const StepMemory before(formula, kNumel, types, AnyValues);
-  StepMemory after = before.To(at::kCPU);
+  const StepOperands before(formula, kNumel, types, AnyValues);
+  StepOperands after = before.To(at::kCPU);
   const StepCoefficients c = SomeCoefficients(formula);
   StepElements(formula, after.Range(), c);
   const StepConstants<T> constants(c);
@@ -130,8 +130,8 @@ TEST(StepElementTest, WorkingCopiesAreThoseOfStepElements) {
   for (const NumberType type : {NumberType::kBFloat16, NumberType::kFloat16}) {
     StepTypes types;
     types.working = type;
-    StepMemory m(Formula::kAdamW, static_cast<int64_t>(values.size()), types,
-                 [](int64_t n) { return torch::zeros({n}); });
+    StepOperands m(Formula::kAdamW, static_cast<int64_t>(values.size()), types,
+                   [](int64_t n) { return torch::zeros({n}); });
     std::memcpy(m.master.data_ptr(), values.data(), m.master.nbytes());
     StepElements(Formula::kAdamW, m.Range(), CoefficientsOf({.lr = 0}, 1));
     const auto working = Bits<uint16_t>(m.working);
@@ -150,8 +150,8 @@ TEST(StepElementTest, NarrowMastersAreThoseOfStepElements) {
   for (const NumberType type : {NumberType::kBFloat16, NumberType::kFloat16}) {
     StepTypes types;
     types.master = type;
-    const StepMemory before(Formula::kSgd, kNumel, types, AnyValues);
-    StepMemory after = before.To(at::kCPU);
+    const StepOperands before(Formula::kSgd, kNumel, types, AnyValues);
+    StepOperands after = before.To(at::kCPU);
     const StepCoefficients c = SomeCoefficients(Formula::kSgd);
     StepRange range = after.Range();
     range.number = (int64_t{1} << 32) - 5000;
@@ -199,8 +199,8 @@ TEST(StepElementTest, RoundsStatesOf16BitsAsStepElementsDoes) {
   constexpr int64_t kNumel = 5000;
   StepTypes types;
   types.states = NumberType::kBFloat16;
-  StepMemory m(Formula::kAdamW, kNumel, types,
-               [](int64_t n) { return torch::randn({n}); });
+  StepOperands m(Formula::kAdamW, kNumel, types,
+                 [](int64_t n) { return torch::randn({n}); });
   const uint64_t seed = SeedOf(5, 7);
   StepRange range = m.Range();
   range.number = (int64_t{1} << 32) - 1234;  // both halves of numbers
@@ -222,7 +222,7 @@ TEST(StepElementTest, CodesOf8BitsAreThoseOfStepElements) {
   constexpr int64_t kNumel = 64 * 400;
   StepTypes types;
   types.states = NumberType::kBlock8;
-  StepMemory m(Formula::kAdamW, kNumel, types, [](int64_t n) {
+  StepOperands m(Formula::kAdamW, kNumel, types, [](int64_t n) {
     return torch::randn({n}) * torch::exp2(torch::empty({n}).uniform_(-40, 0));
   });
   const uint64_t seed = SeedOf(5, 7);

@@ -33,12 +33,12 @@ struct StepTypes {
   NumberType master = NumberType::kFloat32;
 };
 
-struct StepMemory {
+struct StepOperands {
   // [numel] each, on the CPU: what cannot be negative is not; a working copy of
   // zeros; states of 8 bits are zeros. `values`: float32 [numel] of them.
   template <typename Values>
-  StepMemory(Formula formula, int64_t numel, const StepTypes& types,
-             const Values& values)
+  StepOperands(Formula formula, int64_t numel, const StepTypes& types,
+               const Values& values)
       : types(types),
         master(values(numel).to(TensorTypeOf(types.master))),
         gradient(values(numel).to(TensorTypeOf(types.gradient))),
@@ -55,8 +55,8 @@ struct StepMemory {
                            .to(TensorTypeOf(types.states)));
     }
   }
-  StepMemory To(c10::Device device) const {
-    StepMemory other = *this;
+  StepOperands To(c10::Device device) const {
+    StepOperands other = *this;
     for (at::Tensor* t : other.All()) {
       *t = t->to(device, /*non_blocking=*/false, /*copy=*/true);
     }

@@ -61,7 +61,7 @@ TEST(StateTypesTest, Block8HoldsWhatItsHeaderSays) {
   gradient.slice(0, 0, 64).zero_();
   gradient.slice(0, 64, 128).fill_(3);
   for (const Isa isa : Isas()) {
-    Memory m(kNumel, NumberType::kBlock8);
+    SteppedStates m(kNumel, NumberType::kBlock8);
     StepElements(kFormula, m.Range(gradient), CoefficientsOf(take, 1), isa);
     const auto moments = Values(m.states[0], kNumel, false);
     const auto squares = Values(m.states[1], kNumel, true);
@@ -88,7 +88,7 @@ TEST(StateTypesTest, Block8IsRoundedWithoutBias) {
   for (const float value : {1.003f, -0.7001f, 1.93f}) {
     const at::Tensor gradient = torch::full({kNumel}, value);
     for (const Isa isa : Isas()) {
-      Memory m(kNumel, NumberType::kBlock8);
+      SteppedStates m(kNumel, NumberType::kBlock8);
       StepElements(kFormula, m.Range(gradient),
                    CoefficientsOf(take, 1, 1, SeedOf(1, 1)), isa);
       for (int s = 0; s < 2; ++s) {
@@ -114,7 +114,7 @@ TEST(StateTypesTest, MomentsOfFewBitsDecay) {
   decay.beta1 = 0.99;
   decay.beta2 = 0.999;
   for (const NumberType type : {NumberType::kBFloat16, NumberType::kBlock8}) {
-    Memory m(kNumel, type);
+    SteppedStates m(kNumel, type);
     const at::Tensor ones = torch::ones({kNumel}),
                      none = torch::zeros({kNumel});
     StepElements(kFormula, m.Range(ones), CoefficientsOf(take, 1));
@@ -145,7 +145,7 @@ TEST(StateTypesTest, MomentsOfFewBitsDecay) {
 // What is held is what it would be made of again: nothing creeps.
 TEST(StateTypesTest, Block8KeepsWhatItHolds) {
   constexpr int64_t kNumel = 64 * 50;
-  Memory m(kNumel, NumberType::kBlock8);
+  SteppedStates m(kNumel, NumberType::kBlock8);
   for (int step = 1; step <= 3; ++step) Step(m, step, BestIsa());
   const std::string before = m.Bits();
   OptimizerOptions keep;  // lerp of weight 0, times 1
@@ -167,7 +167,7 @@ TEST(StateTypesTest, Block8IsDecodedAndEncodedToTheSameBytes) {
   torch::manual_seed(6);
   for (const int64_t numel : {1, 63, 64, 65, 64 * 300}) {
     for (const double size : {1e18, 1., 1e-18, 1e-19, 1e-20, 3e-22}) {
-      Memory m(numel, NumberType::kBlock8);
+      SteppedStates m(numel, NumberType::kBlock8);
       at::Tensor gradient =
           torch::randn({numel}) *
           torch::exp2(torch::empty({numel}).uniform_(-40, 0)) * size;
@@ -210,7 +210,7 @@ TEST(StateTypesTest, Block8OfWhatIsNeverNegativeLeavesTheSignOut) {
 TEST(StateTypesTest, Block8HasTheSameBitsWherePartsOfABlockAreStepped) {
   const at::Tensor gradient = GradientOf(200, 1);
   const auto stepped = [&](Isa isa) {
-    const Memory m(200, NumberType::kBlock8);
+    const SteppedStates m(200, NumberType::kBlock8);
     for (const auto& [begin, end] : std::vector<std::pair<int64_t, int64_t>>{
              {190, 190}, {0, 70}, {70, 150}, {150, 200}}) {
       const std::string before = m.Bits();
@@ -229,7 +229,7 @@ TEST(StateTypesTest, Block8HasTheSameBitsWherePartsOfABlockAreStepped) {
 TEST(StateTypesTest, Block8WithAnInfinityIsNan) {
   for (const float bad : {INFINITY, -INFINITY, NAN}) {
     for (const Isa isa : Isas()) {
-      Memory m(192, NumberType::kBlock8);
+      SteppedStates m(192, NumberType::kBlock8);
       at::Tensor gradient = torch::ones({192});
       gradient[70] = bad;
       StepElements(kFormula, m.Range(gradient), CoefficientsOf({}, 1), isa);
@@ -247,7 +247,7 @@ TEST(StateTypesTest, Block8WithAnInfinityIsNan) {
 TEST(StateTypesTest, Block8LeavesTheRestOfABlock) {
   const at::Tensor gradient = torch::full({200}, 0.5f);
   for (const Isa isa : Isas()) {
-    Memory m(200, NumberType::kBlock8);
+    SteppedStates m(200, NumberType::kBlock8);
     const OptimizerOptions half = {.beta1 = 0.5};
     StepElements(kFormula, m.Range(gradient), CoefficientsOf(half, 1), isa);
     const at::Tensor masters = m.master.clone();

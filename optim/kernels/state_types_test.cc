@@ -22,12 +22,12 @@ constexpr NumberType kTypes[] = {NumberType::kBFloat16, NumberType::kBlock8};
 TEST(StateTypesTest, InstructionSetsAndCutsHaveTheSameBits) {
   for (const NumberType type : kTypes) {
     for (const int64_t numel : {1, 15, 17, 63, 64, 65, 1009, 5000}) {
-      Memory whole(numel, type);
+      SteppedStates whole(numel, type);
       for (int step = 1; step <= 4; ++step) Step(whole, step, Isa::kPortable);
       for (const Isa isa : Isas()) {
         // Blocks are cut at their ends; a later test cuts within one.
         const int64_t piece = type == NumberType::kBlock8 ? 128 : 29;
-        Memory cut(numel, type);
+        SteppedStates cut(numel, type);
         for (int step = 1; step <= 4; ++step) {
           const at::Tensor gradient = GradientOf(numel, step);
           const auto k = CoefficientsOf({.lr = 1e-2}, step, 1, SeedOf(3, step));
@@ -54,7 +54,7 @@ TEST(StateTypesTest, BFloat16IsRoundedWithoutBias) {
   constexpr int64_t kNumel = 1 << 16;
   for (const float value : {1.003f, -0.7001f, 3.1e-5f}) {
     for (const Isa isa : Isas()) {
-      Memory m(kNumel, NumberType::kBFloat16);
+      SteppedStates m(kNumel, NumberType::kBFloat16);
       const at::Tensor gradient = torch::full({kNumel}, value);
       OptimizerOptions take;  // exp_avg becomes the gradient
       take.beta1 = 0;
@@ -84,7 +84,7 @@ TEST(StateTypesTest, RandomBitsAreOfTheStepTheParameterAndTheElement) {
   OptimizerOptions take;
   take.beta1 = 0;
   const auto held = [&](int64_t parameter, int64_t step, int64_t number) {
-    Memory m(kNumel, NumberType::kBFloat16);
+    SteppedStates m(kNumel, NumberType::kBFloat16);
     StepRange range = m.Range(gradient);
     range.number = number;
     StepElements(kFormula, range,
@@ -112,7 +112,7 @@ double LossAfterTraining(NumberType type) {
   torch::manual_seed(11);
   const at::Tensor x = torch::randn({kSamples, kFeatures}),
                    goal = torch::randn({kFeatures}), y = x.matmul(goal);
-  Memory m(kFeatures, type);
+  SteppedStates m(kFeatures, type);
   double loss = 0;
   for (int step = 1; step <= 300; ++step) {
     const at::Tensor off = x.matmul(m.master) - y;

@@ -22,8 +22,8 @@ inline std::vector<Isa> Isas() {
   return isas;
 }
 
-struct Memory {
-  Memory(int64_t numel, NumberType type)
+struct SteppedStates {
+  SteppedStates(int64_t numel, NumberType type)
       : type(type),
         master(torch::zeros({numel})),
         states{torch::zeros({BytesOf(type, numel)}, at::kByte),
@@ -54,7 +54,7 @@ inline at::Tensor GradientOf(int64_t numel, int step) {
   return torch::randn({numel}) * torch::logspace(-6, 2, numel);
 }
 
-inline void Step(const Memory& memory, int step, Isa isa) {
+inline void Step(const SteppedStates& memory, int step, Isa isa) {
   const at::Tensor gradient = GradientOf(memory.master.numel(), step);
   StepElements(kFormula, memory.Range(gradient),
                CoefficientsOf({.lr = 1e-2}, step, 1, SeedOf(3, step)), isa);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -42,6 +44,11 @@ absl::Status Damaged(absl::string_view text) {
       "gradient norm: expected what NormSum::Serialize of the same build gives,"
       " got '",
       text, "'; see that all ranks run one build"));
+}
+
+std::string Ranks(int64_t begin, int64_t end) {
+  return end - begin == 1 ? absl::StrCat("rank ", begin)
+                          : absl::StrCat("ranks ", begin, " to ", end - 1);
 }
 
 }  // namespace
@@ -125,6 +132,31 @@ double NormSum::Norm() const {
   // In long double, 1/p is exact enough for the last bit of a double.
   return static_cast<double>(std::pow(static_cast<long double>(sum),
                                       1 / static_cast<long double>(p_)));
+}
+
+absl::StatusOr<NormSum> SumOfGroup(absl::Span<const absl::string_view> all,
+                                   size_t group_size, double p) {
+  std::optional<NormSum> first;
+  for (size_t begin = 0; begin < all.size(); begin += group_size) {
+    NormSum sum(p);
+    for (size_t rank = begin; rank < begin + group_size; ++rank) {
+      TESSERA_RETURN_IF_ERROR(sum.Merge(all[rank]));
+    }
+    if (!first.has_value()) first = sum;
+    if (sum.Serialize() == first->Serialize()) continue;
+    return ReplicasDiffer(static_cast<int64_t>(begin),
+                          static_cast<int64_t>(group_size));
+  }
+  return *first;
+}
+
+absl::Status ReplicasDiffer(int64_t first, int64_t group_size) {
+  return absl::InternalError(absl::StrCat(
+      "Step: the reduced gradients of ", Ranks(first, first + group_size),
+      " are not those of ", Ranks(0, group_size),
+      ", whose replicas they are (sharding.shard_group_size ", group_size,
+      "): a collective gave other bits on other ranks; go on from a "
+      "checkpoint"));
 }
 
 double ClipCoefficient(double norm, double max_norm) {

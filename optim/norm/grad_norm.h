@@ -11,13 +11,16 @@
 #ifndef OPTIM_NORM_GRAD_NORM_H_
 #define OPTIM_NORM_GRAD_NORM_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "optim/norm/exact_sum.h"
 
 namespace tessera {
@@ -72,6 +75,15 @@ class NormSum {
   double extreme_ = 0;
   ExactSum sum_;  // of the other block sums
 };
+
+// Returns the sum over the first `group_size` ranks, a shard group, of all
+// ranks' texts. The other groups are its replicas and must have the same sum.
+// ReplicasDiffer, and Merge's errors.
+absl::StatusOr<NormSum> SumOfGroup(absl::Span<const absl::string_view> all,
+                                   size_t group_size, double p);
+// Returns the error that the gradients of ranks [first, first + group_size)
+// differ from those of the first `group_size`, whose replicas they are.
+absl::Status ReplicasDiffer(int64_t first, int64_t group_size);
 
 // Returns the factor that clips gradients to `max_norm` (DeepSpeed's
 // gradient_clipping, where 0 means no clipping, as does any max_norm <= 0):

@@ -61,7 +61,7 @@ absl::Status OptimizerStates::Make(size_t u) {
 absl::Status OptimizerStates::Allocate(size_t u) {
   FlatParameter& flat = *flats_[u];
   const TieredBuffer::Place place =
-      flat.options().PlaceOf(flat.options().states);
+      flat.options().PlaceOf(flat.options().states_tier);
   if (flat.separate_masters() && !flat.states().has(ShardStates::kMasters)) {
     TESSERA_RETURN_IF_ERROR(
         flat.states().MakeMasters(flat.master_dtype(), place));
@@ -88,8 +88,8 @@ absl::Status OptimizerStates::AllocateHostBuffers(size_t u) {
         flat.states().Add(ShardStates::kGradient, flat.gradient_dtype(), host));
   }
   const bool masters_are_it = flat.dtype() == flat.master_dtype() &&
-                              flat.options().states == Tier::kHost;
-  if (masters_are_it || flat.options().parameters != Tier::kMemory) {
+                              flat.options().states_tier == Tier::kHost;
+  if (masters_are_it || flat.options().parameters_tier != Tier::kMemory) {
     return absl::OkStatus();
   }
   return flat.states().Add(ShardStates::kNewValues, flat.dtype(), host);

@@ -86,14 +86,14 @@ struct FlatParameterOptions {
   // a disk for flats whose parameters are sharded.
   std::shared_ptr<UpdateStream> stream;
   // Tier of masters that are not the working copy, and of optimizer states.
-  Tier states = Tier::kMemory;
+  Tier states_tier = Tier::kMemory;
   // Tier of the shard of the step's gradient, where that is sharded; not a disk
   // for a device.
-  Tier gradients = Tier::kMemory;
+  Tier gradients_tier = Tier::kMemory;
   // Tier of the working copy's shards, where parameters are sharded, without
   // `shared` and `served`. Where the shards are the masters, it is also the
   // masters' tier.
-  Tier parameters = Tier::kMemory;
+  Tier parameters_tier = Tier::kMemory;
 
   TieredBuffer::Place PlaceOf(Tier tier) const;
 };
@@ -163,7 +163,7 @@ class FlatDescription {
   // Whether the optimizer runs on the CPU although the flat is on a device,
   // since its states are not there.
   bool updated_on_host() const {
-    return !device_.is_cpu() && options_.states != Tier::kMemory;
+    return !device_.is_cpu() && options_.states_tier != Tier::kMemory;
   }
   at::Device update_device() const {
     return updated_on_host() ? at::Device(at::kCPU) : device_;
@@ -172,7 +172,7 @@ class FlatDescription {
   // off the device that the working copy is on.
   bool separate_masters() const {
     return master_dtype_ != dtype_ ||
-           (updated_on_host() && options_.parameters == Tier::kMemory);
+           (updated_on_host() && options_.parameters_tier == Tier::kMemory);
   }
   Communicator* communicator() const { return comm_.get(); }  // shard group
   Communicator* replicas() const { return options_.replicas.get(); }

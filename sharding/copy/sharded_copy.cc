@@ -80,7 +80,7 @@ absl::Status ShardedCopy::StartGather() {
   return arriving.status();
 }
 
-absl::Status ShardedCopy::Settle() {
+absl::Status ShardedCopy::AwaitArrival() {
   if (!arriving()) return absl::OkStatus();
   const absl::Status status = std::exchange(arriving_, std::nullopt)->Wait();
   if (!status.ok()) DropWhole();
@@ -159,7 +159,7 @@ absl::StatusOr<CommFuture> GatheredCopy::LaunchFromDisk(CommTag tag) {
   landing_ = landing;
   reading_ = reading;
   if (flat_.communicator()->world_size() == 1) {
-    return CommFuture();  // Settle waits for it
+    return CommFuture();  // AwaitArrival waits for it
   }
   tag.ready = [reading, landing, to = whole().View(owned)]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(reading.Wait());
@@ -198,15 +198,15 @@ absl::StatusOr<CommFuture> GatheredCopy::CopyFromHost() {
 
 // Nothing reads to memory that may be freed from here on, whatever became of
 // the collective.
-absl::Status GatheredCopy::Settle() {
+absl::Status GatheredCopy::AwaitArrival() {
   absl::Status read = std::exchange(reading_, Reading()).Wait();
   const at::Tensor landing = std::exchange(landing_, at::Tensor());
   if (read.ok() && landing.defined() &&
       flat_.communicator()->world_size() == 1) {
     read = CopyHere(landing, whole().View(flat_.owned()));
   }
-  if (read.ok()) return ShardedCopy::Settle();
-  (void)ShardedCopy::Settle();
+  if (read.ok()) return ShardedCopy::AwaitArrival();
+  (void)ShardedCopy::AwaitArrival();
   if (whole().defined()) ShardedCopy::Free();
   return read;
 }

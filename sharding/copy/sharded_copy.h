@@ -18,7 +18,7 @@ class ShardedCopy : public WorkingCopy {
  public:
   void Drop() override;
   absl::Status StartGather() override;
-  absl::Status Settle() override;
+  absl::Status AwaitArrival() override;
   void Free() override { DropWhole(); }
   void Publish(CommFuture updated) override { updated_ = std::move(updated); }
   absl::Status PrepareReceive() override;
@@ -52,7 +52,7 @@ class GatheredCopy : public ShardedCopy {
                std::atomic<int64_t>* live);
 
   void Drop() override;
-  absl::Status Settle() override;
+  absl::Status AwaitArrival() override;
   void Free() override;
   void DropSecondary() override;
 

@@ -21,13 +21,14 @@ absl::StatusOr<std::unique_ptr<WorkingCopy>> WorkingCopy::Make(
   // program of one rank is shown all the same what it would be with more of
   // them; with freed memory poisoned there must be some that is freed.
   const bool alone = flat->communicator()->world_size() == 1 &&
-                     options.parameters == Tier::kMemory;
+                     options.parameters_tier == Tier::kMemory;
   const bool on_cpu = flat->device().is_cpu();
   if (!options.stage.sharded_parameters || (alone && !on_cpu)) {
     return ReplicatedCopy::Make(flat, states);
   }
-  TESSERA_RETURN_IF_ERROR(states->Add(ShardStates::kWorking, flat->dtype(),
-                                      options.PlaceOf(options.parameters)));
+  TESSERA_RETURN_IF_ERROR(
+      states->Add(ShardStates::kWorking, flat->dtype(),
+                  options.PlaceOf(options.parameters_tier)));
   if (alone && !PoisonsOnFree()) {
     return std::make_unique<LoneCopy>(flat, states, live);
   }
@@ -50,7 +51,7 @@ void WorkingCopy::Drop() {
 
 // After an error half of the owners' new values may be there. So what is always
 // whole stays on its way for good: nobody sees a mixture of two steps.
-absl::Status WorkingCopy::Settle() {
+absl::Status WorkingCopy::AwaitArrival() {
   if (!arriving()) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(arriving_->Wait());
   arriving_.reset();

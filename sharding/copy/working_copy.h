@@ -81,13 +81,14 @@ class WorkingCopy {
   // Frees all memory for good. REQUIRES: nothing is arriving. LOCAL.
   virtual void Drop();
 
-  // Starts to make it whole; Settle waits. REQUIRES: !is_whole(). COLLECTIVE
-  // where it gathers together, ASYNC. On an error it is freed as before.
+  // Starts to make it whole; AwaitArrival waits. REQUIRES: !is_whole().
+  // COLLECTIVE where it gathers together, ASYNC. On an error it is freed as
+  // before.
   virtual absl::Status StartGather() { return absl::OkStatus(); }
   bool arriving() const { return arriving_.has_value(); }
   // Waits for what is arriving. An error leaves the copy freed; where it cannot
-  // be freed, every later Settle returns the error again.
-  virtual absl::Status Settle();
+  // be freed, every later AwaitArrival returns the error again.
+  virtual absl::Status AwaitArrival();
   // Whether it must not be freed, since others may still ask for what a user's
   // write would change.
   virtual bool MustStay(bool /*written*/) const { return false; }

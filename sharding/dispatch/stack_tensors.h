@@ -4,6 +4,7 @@
 #ifndef SHARDING_DISPATCH_STACK_TENSORS_H_
 #define SHARDING_DISPATCH_STACK_TENSORS_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 
@@ -60,12 +61,18 @@ c10::IValue WithTensors(const c10::IValue& value, F&& f) {
 }
 
 // Replaces each defined tensor of the top `n` values by f(tensor, index of the
-// value), unless that is undefined.
+// value), unless that is undefined. Values without tensors stay the same
+// objects.
 template <typename F>
 void ReplaceTensors(torch::jit::Stack* stack, size_t n, F&& f) {
   for (size_t i = 0; i < n; ++i) {
     c10::IValue& value = (*stack)[stack->size() - n + i];
-    if (!value.isTensor() && !value.isList()) continue;
+    const auto is_tensor = [](const c10::IValue& e) { return e.isTensor(); };
+    const bool has =
+        value.isTensor() ||
+        (value.isList() && std::any_of(value.toListRef().begin(),
+                                       value.toListRef().end(), is_tensor));
+    if (!has) continue;
     value = WithTensors(value, [&](const at::Tensor& t) {
       at::Tensor other = t.defined() ? f(t, i) : at::Tensor();
       return other.defined() ? other : t;

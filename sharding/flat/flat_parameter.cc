@@ -8,6 +8,7 @@
 #include "base/torch/torch_scope.h"
 #include "base/trace/trace.h"
 #include "offload/update_stream.h"
+#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 
@@ -108,21 +109,32 @@ absl::Status FlatParameter::Gather() {
   if (!copy_->whole().defined()) {
     TESSERA_RETURN_IF_ERROR(LaunchGather(/*ahead=*/false));
   }
-  return Settle();
+  return AwaitArrival();
 }
 
 absl::Status FlatParameter::LaunchGather(bool ahead) {
-  gather_trace_.Begin(ahead);
+  gather_begun_ = TraceRecords() ? TraceNow() : 0;
+  gathered_ahead_ = ahead;
   states_->Order();  // what is gathered
   return copy_->StartGather();
 }
 
+void FlatParameter::TraceGather() {
+  const int64_t begun = std::exchange(gather_begun_, 0);
+  if (begun == 0) return;
+  const int64_t bytes = GatheredBytes(*copy_, *states_);
+  if (bytes == 0) return;
+  AddTraceSpan({TraceTrack::kGather, absl::StrCat("gather ", name()), begun,
+                TraceNow(), name(), bytes,
+                gathered_ahead_ ? "\"ahead\":true" : "\"ahead\":false"});
+}
+
 // What is on its way has come, and is shown. An error leaves the storages
 // without memory, or hidden for good.
-absl::Status FlatParameter::Settle() {
+absl::Status FlatParameter::AwaitArrival() {
   if (!copy_->arriving()) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(copy_->Settle());
-  gather_trace_.End(name(), GatheredBytes(*copy_, *states_));
+  TESSERA_RETURN_IF_ERROR(copy_->AwaitArrival());
+  TraceGather();
   uses_.SetReady();
   storages_.Show(copy_->whole());
   ready_ = !traits_.can_be_freed && device().is_cpu();  // a pin only counts
@@ -148,7 +160,7 @@ bool FlatParameter::TryFree() {
   absl::MutexLock lock(&mutex_);
   if (!traits_.can_be_freed || !copy_->whole().defined()) return true;
   if (pins_ > 0 || copy_->MustStay(writes_.dirty())) return false;
-  failed_.Update(Settle());
+  failed_.Update(AwaitArrival());
   if (copy_->whole().defined()) Free();
   return true;
 }
@@ -173,7 +185,7 @@ absl::Status FlatParameter::PrepareWrite() {
   }
   absl::MutexLock lock(&mutex_);
   if (life_ != Life::kOwned) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(Settle());
+  TESSERA_RETURN_IF_ERROR(AwaitArrival());
   TESSERA_RETURN_IF_ERROR(copy_->PrepareWrite());
   storages_.Follow(copy_->whole());
   writes_.SetDirty(true);
@@ -197,18 +209,20 @@ absl::Status FlatParameter::CheckNotHeld() {
 
 absl::Status FlatParameter::PrepareUpdate() {
   absl::MutexLock lock(&mutex_);
+  const absl::Status not_held = CheckNotHeld();
   TESSERA_RETURN_IF_ERROR(
       states_->AwaitUpdate());  // whatever comes of the rest
-  TESSERA_RETURN_IF_ERROR(Settle());
-  TESSERA_RETURN_IF_ERROR(CheckNotHeld());
+  TESSERA_RETURN_IF_ERROR(AwaitArrival());
+  TESSERA_RETURN_IF_ERROR(not_held);
   uses_.OrderAfter();
-  states_->Order();
   if (copy_->whole().defined()) Free();
   return std::exchange(not_written_, absl::OkStatus());
 }
 
-absl::Status FlatParameter::PublishOwned(bool working_written,
+absl::Status FlatParameter::PublishOwned(const std::vector<bool>& changed,
+                                         bool working_written,
                                          CommFuture updated) {
+  const TraceScope trace(TraceTrack::kStep, "publish", name());
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
   states_->SetUpdated(updated);
@@ -222,8 +236,15 @@ absl::Status FlatParameter::PublishOwned(bool working_written,
     ready_ = false;  // the next pin takes the lock, and waits
   }
   copy_->Publish(std::move(updated));
-  if (options().overlap) return absl::OkStatus();
-  return traits_.publishes ? Settle() : states_->updated().Wait();
+  if (!options().overlap) {
+    TESSERA_RETURN_IF_ERROR(traits_.publishes ? AwaitArrival()
+                                              : states_->updated().Wait());
+  }
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    if (!changed.empty() && !changed[i]) continue;
+    torch::autograd::impl::bump_version(parameters()[i].tensor);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status FlatParameter::AwaitOthers(const CommFuture& written) {
@@ -232,7 +253,7 @@ absl::Status FlatParameter::AwaitOthers(const CommFuture& written) {
   if (!copy_->Await(written)) return absl::OkStatus();
   storages_.Hide();
   ready_ = false;
-  return options().overlap ? absl::OkStatus() : Settle();
+  return options().overlap ? absl::OkStatus() : AwaitArrival();
 }
 
 int64_t FlatParameter::gathered_bytes() const {

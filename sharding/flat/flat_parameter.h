@@ -10,7 +10,7 @@
 //            (offload/shard_states.h). Masters, which the optimizer updates,
 //            are in float32 where the working dtype has 16 bits, or in whatever
 //            the parameters were made in; otherwise they are the working copy
-//            itself. Perhaps elsewhere (FlatParameterOptions::states)
+//            itself. Perhaps elsewhere (FlatParameterOptions::states_tier)
 //
 // A pin keeps the flat whole: every operator pins all its flats before it runs.
 // A flat that is not pinned may be freed at any time (sharding/flat/schedule.h
@@ -22,8 +22,8 @@
 // its owner's part and master when it is freed or updated, an element of the
 // master only where the working copy is no longer its rounded value.
 //
-// A flat's own collectives stay within the shard group; SumOverRanks goes over
-// the replicas too.
+// A flat's own collectives stay within the shard group; Reduction goes over the
+// replicas too.
 //
 // Threads: all methods may be called from any thread, and on any stream of the
 // flat's device: a pin is for the stream that is current when it begins.
@@ -47,7 +47,6 @@
 #include "sharding/copy/flat_description.h"
 #include "sharding/copy/working_copy.h"
 #include "sharding/flat/flat_storages.h"
-#include "sharding/flat/gather_trace.h"
 #include "sharding/flat/schedule.h"
 #include "sharding/flat/user_writes.h"
 #include "sharding/partition/named_parameter.h"
@@ -140,13 +139,16 @@ class FlatParameter final : public FlatDescription,
   // CheckUpdatable's, and a disk's. LOCAL.
   absl::Status PrepareUpdate();
   // Publishes changed masters (optimizer, load): the working copies of all
-  // ranks get their values. REQUIRES: PrepareUpdate. COLLECTIVE where every
-  // rank has the flat whole and its optimizer is sharded; ASYNC with
+  // ranks get their values, and the versions of `changed` parameters (empty:
+  // all) say so: a graph that saved the old values fails in backward, as in
+  // libtorch. REQUIRES: PrepareUpdate. COLLECTIVE where every rank has the flat
+  // whole and its optimizer is sharded; ASYNC with
   // FlatParameterOptions::overlap. Where the working copy is shared, the caller
   // says when all ranks have written, by AwaitOthers. `working_written`: this
   // rank's working shard has the masters' values already. `updated`: done when
   // masters and working shard have their new values; nothing uses them before.
-  absl::Status PublishOwned(bool working_written = false,
+  absl::Status PublishOwned(const std::vector<bool>& changed = {},
+                            bool working_written = false,
                             CommFuture updated = {});
   // Delays uses of the flat until `written`, when every rank has changed its
   // part of the shared working copy. LOCAL; does nothing where it is not
@@ -180,8 +182,9 @@ class FlatParameter final : public FlatDescription,
                 std::shared_ptr<Schedule> schedule);
   absl::Status TakeStorages() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status AwaitArrival() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status LaunchGather(bool ahead) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TraceGather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckNotHeld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -211,7 +214,9 @@ class FlatParameter final : public FlatDescription,
   bool free_when_unpinned_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);   // to be gathered
   absl::Status blocked_ ABSL_GUARDED_BY(mutex_);  // Summoning::BeginElsewhere
-  GatherTrace gather_trace_ ABSL_GUARDED_BY(mutex_);
+  // Of the gather that a trace records; 0: it records none.
+  int64_t gather_begun_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool gathered_ahead_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace tessera

@@ -65,7 +65,7 @@ absl::StatusOr<std::shared_ptr<FlatParameter>> FlatParameter::Prepare(
   if (flat->trainable() && flat->separate_masters()) {
     TESSERA_RETURN_IF_ERROR(
         states->Add(ShardStates::kMasters, flat->master_dtype(),
-                    flat->options().PlaceOf(flat->options().states)));
+                    flat->options().PlaceOf(flat->options().states_tier)));
   }
   // What lies elsewhere is filled in memory: by Adopt, which refuses nothing.
   TESSERA_RETURN_IF_ERROR(states->ForEach(
@@ -123,7 +123,7 @@ absl::Status FlatParameter::Release() {
   {
     absl::MutexLock lock(&mutex_);
     if (life_ == Life::kOwned) {  // else they were given back already
-      TESSERA_RETURN_IF_ERROR(Settle());
+      TESSERA_RETURN_IF_ERROR(AwaitArrival());
       FlatBuffer masters;  // where the parameters get their old dtype back
       const bool whole = copy_->whole().defined() && !storages_.converted();
       if (!whole) {
@@ -157,7 +157,7 @@ void FlatParameter::Abandon() {
     absl::MutexLock lock(&mutex_);
     if (life_ != Life::kOwned) return;
     // Nothing may write into our buffers any more.
-    (void)Settle();
+    (void)AwaitArrival();
     storages_.Abandon();
     DropMemory(Life::kAbandoned);
   }

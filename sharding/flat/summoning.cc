@@ -48,7 +48,7 @@ absl::Status Summoning::CheckAlone() {
 
 absl::Status Summoning::PrepareReceive() {
   absl::MutexLock lock(&flat_.mutex_);
-  TESSERA_RETURN_IF_ERROR(flat_.Settle());
+  TESSERA_RETURN_IF_ERROR(flat_.AwaitArrival());
   TESSERA_RETURN_IF_ERROR(flat_.CheckNotHeld());
   if (flat_.life_ != FlatParameter::Life::kOwned) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(flat_.copy_->PrepareReceive());

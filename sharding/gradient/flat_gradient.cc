@@ -239,14 +239,14 @@ absl::Status FlatGradient::AwaitReaders() {
 // reading the one of before.
 absl::Status FlatGradient::StartStore() {
   const FlatParameterOptions& options = flat_->options();
-  if (options.gradients == Tier::kMemory || !reduced_.defined()) {
+  if (options.gradients_tier == Tier::kMemory || !reduced_.defined()) {
     return absl::OkStatus();
   }
   TESSERA_RETURN_IF_ERROR(flat_->states().updated().Wait());
   if (!stored().defined()) {
     TESSERA_RETURN_IF_ERROR(
         flat_->states().Add(ShardStates::kGradient, flat_->gradient_dtype(),
-                            options.PlaceOf(options.gradients)));
+                            options.PlaceOf(options.gradients_tier)));
   }
   TESSERA_RETURN_IF_ERROR(stored().StartStore(std::move(reduced_)));
   is_stored_ = true;
@@ -367,7 +367,7 @@ int64_t FlatGradient::resident_bytes() const {
   };
   const int64_t reduced =
       bytes(flat_->owned().numel(), flat_->gradient_dtype());
-  if (flat_->options().gradients != Tier::kMemory) return 0;
+  if (flat_->options().gradients_tier != Tier::kMemory) return 0;
   if (flat_->stage().sharded_gradients) return reduced;
   const int64_t local =
       bytes(flat_->layout().whole_numel(), flat_->reduce_dtype());

@@ -133,7 +133,7 @@ class FlatGradient {
   // Returns this rank's slice of the step's gradient, [owned] of
   // gradient_dtype(); only ranges of parameters with has_gradient are valid.
   // Undefined if there is none. REQUIRES: Raise, where it may be offloaded
-  // (FlatParameterOptions::gradients).
+  // (FlatParameterOptions::gradients_tier).
   at::Tensor owned() const;
   // As owned(); where the step has no gradient yet, what it will be when this
   // micro-batch is committed. REQUIRES: TakeSums.

@@ -160,9 +160,6 @@ class Gradients {
   // Returns a flat's gradient, by number in the model's order. REQUIRES: Enter.
   const FlatGradient& of(size_t flat) const { return *flats_[flat]; }
   FlatGradient& of(size_t flat) { return *flats_[flat]; }
-  FlatBuffer TakeStepGradient(size_t flat) {
-    return flats_[flat]->TakeStepGradient();
-  }
 
   // Returns FailedPrecondition with a parameter whose gradient is not reduced:
   // from a Run that did not reduce, from a bare loss.backward(), or put there

@@ -39,7 +39,7 @@ absl::Status Reduction::StartAlone(const at::Tensor& whole,
       absl::StrCat("reduction of ", what, " of unit ", flat.name())};
   TESSERA_ASSIGN_OR_RETURN(const at::Tensor mine,
                            flats_[0]->PlaceOfSums(whole));
-  done_ = StartSum(flat, whole, mine, tag, mean_.divisor);
+  StartSum(flat, whole, mine, tag);
   sums_.push_back(mine);
   return absl::OkStatus();
 }
@@ -74,7 +74,7 @@ absl::Status Reduction::StartPacked() {
                                  " to ", flats_.back()->flat().name())};
   at::Tensor mine = packed_.View();
   if (sharded) mine = packed.select(0, comm->rank());
-  done_ = StartSum(first, packed_.View(), mine, tag, mean_.divisor);
+  StartSum(first, packed_.View(), mine, tag);
   at = 0;
   for (FlatGradient* flat : flats_) {
     const int64_t n = flat->flat().owned().numel();
@@ -84,11 +84,32 @@ absl::Status Reduction::StartPacked() {
   return absl::OkStatus();
 }
 
+void Reduction::StartSum(const FlatParameter& flat, const at::Tensor& whole,
+                         const at::Tensor& mine, const CommTag& tag) {
+  Communicator* const group = flat.communicator();
+  if (flat.stage().sharded_optimizer) {
+    // A sum of another dtype is rounded to that first, and divided in this one.
+    if (flat.replicas() == nullptr &&
+        whole.scalar_type() == flat.step_dtype()) {
+      divided_by_ = mean_.divisor;
+    }
+    within_group_ = group->ReduceScatterSum(whole, mine, tag, divided_by_);
+  } else {
+    within_group_ = group->AllReduceSum(mine, tag);
+  }
+  // In the order of the calls, so after it.
+  if (flat.replicas() != nullptr) {
+    over_replicas_ = flat.replicas()->AllReduceSum(
+        mine, CommTag(absl::StrCat(tag.what, ", over replicas"), tag.site));
+  }
+}
+
 absl::Status Reduction::Finish() {
-  TESSERA_RETURN_IF_ERROR(done_.Wait());
+  TESSERA_RETURN_IF_ERROR(within_group_.Wait());
+  TESSERA_RETURN_IF_ERROR(over_replicas_.Wait());
   for (size_t i = 0; i < flats_.size(); ++i) {
     TESSERA_RETURN_IF_ERROR(
-        flats_[i]->TakeSums(sums_[i], mean_.divisor / done_.divided_by));
+        flats_[i]->TakeSums(sums_[i], mean_.divisor / divided_by_));
   }
   if (begun_ != 0) Trace();
   return absl::OkStatus();

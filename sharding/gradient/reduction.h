@@ -1,5 +1,14 @@
-// Reduction: one sum over ranks (sharding/gradient/sum_over_ranks.h) of the
-// gradients of one flat parameter, or of several small ones packed together.
+// Reduction: the sum over all ranks of the gradients of one flat parameter, or
+// of several small ones packed together.
+//
+//   ranks 0 1 2 3, shard groups of 2
+//
+//   within a group     sum of ranks 0, 1 | sum of ranks 2, 3   reduce-scatter
+//   over its replicas  (0 + 1) + (2 + 3)                       all-reduce
+//
+// Both sums run in rank order and round to the tensor's dtype as
+// comm/communicator.h says. So all replicas have the same bits, which differ
+// from those of a single group of all ranks.
 //
 // Source: buckets as in PyTorch's DDP (Li et al., 2020) and DeepSpeed's
 // reduce_bucket_size.
@@ -17,8 +26,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/layout/flat_buffer.h"
+#include "comm/communicator.h"
 #include "sharding/gradient/flat_gradient.h"
-#include "sharding/gradient/sum_over_ranks.h"
 
 namespace tessera {
 
@@ -49,14 +58,22 @@ class Reduction {
   // in messages.
   absl::Status StartAlone(const at::Tensor& whole, absl::string_view what);
   absl::Status StartPacked();
+  // Starts to set `mine` to the sum over all ranks of this rank's part of
+  // `whole`: [S] of [W * S], W the size of the shard group of `flat`; where its
+  // optimizer is not sharded, both are the whole flat. `mine` may be this
+  // rank's part of `whole`, whose contents are unspecified afterwards.
+  // COLLECTIVE, ASYNC.
+  void StartSum(const FlatParameter& flat, const at::Tensor& whole,
+                const at::Tensor& mine, const CommTag& tag);
   void Trace() const;
 
   std::vector<FlatGradient*> flats_;
   MeanOptions mean_;
   FlatBuffer packed_;             // of several flats
   std::vector<at::Tensor> sums_;  // by flat, [owned]
-  SumOverRanks done_;
-  int64_t begun_ = 0;  // where a trace is recorded
+  CommFuture within_group_, over_replicas_;
+  double divided_by_ = 1;  // the part of mean_.divisor that is divided already
+  int64_t begun_ = 0;      // where a trace is recorded
 };
 
 }  // namespace tessera

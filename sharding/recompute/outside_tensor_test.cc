@@ -29,7 +29,7 @@ class SlowSystem final : public TestSystem {
 };
 
 TEST(OutsideTensorTest, IsWhatItWasWhoeverWritesMeanwhile) {
-  const Folder folder;
+  const SwapFolder folder;
   SlowSystem system;
   SwapOptions options;
   options.folder = folder.path();
@@ -47,8 +47,8 @@ TEST(OutsideTensorTest, IsWhatItWasWhoeverWritesMeanwhile) {
   x.fill_(2);
   const TensorPlace place(x);
   PinSet pins;
-  EXPECT_TRUE(at::equal(held->Value(&place, "a reader", &pins),
-                        torch::ones_like(x)));
+  EXPECT_TRUE(
+      at::equal(held->Value(&place, "a reader", &pins), torch::ones_like(x)));
   EXPECT_EQ(store->stats().bytes_back, static_cast<int64_t>(x.nbytes()));
 }
 

@@ -268,7 +268,7 @@ TEST_F(TaggedStorageTest, RecomputedSegmentUnderAutocast) {
   for (int i = 0; i < 2; ++i) {
     t.Train([&](auto& m) {
       LocalAutocast autocast(/*cache=*/true);
-      return MeanSquare(Recomputed::apply(x, [&m](const at::Tensor& in) {
+      return MeanSquare(RecomputedSegment::apply(x, [&m](const at::Tensor& in) {
         LocalAutocast inner(/*cache=*/true);
         return m(in);
       }));

@@ -188,7 +188,7 @@ TEST_P(OfStage, ParameterUnfrozenLaterIsTrained) {
 struct Reentrant {
   std::string name;
   std::function<at::Tensor(torch::nn::Linear&, const at::Tensor& x,
-                           const Recomputed::Segment&)>
+                           const RecomputedSegment::Segment&)>
       forward;
 };
 
@@ -201,41 +201,42 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(
         Values(Reentrant{"Twice",
                          [](auto& m, const auto& x, const auto& f) {
-                           return Recomputed::apply(Recomputed::apply(x, f), f);
+                           return RecomputedSegment::apply(
+                               RecomputedSegment::apply(x, f), f);
                          }},
                Reentrant{"FourTimes",
                          [](auto& m, const auto& x, const auto& f) {
                            at::Tensor h = x;
                            for (int i = 0; i < 4; ++i) {
-                             h = Recomputed::apply(h, f);
+                             h = RecomputedSegment::apply(h, f);
                            }
                            return h;
                          }},
                Reentrant{"ThenOutside",
                          [](auto& m, const auto& x, const auto& f) {
-                           return m(
-                               Recomputed::apply(Recomputed::apply(x, f), f));
+                           return m(RecomputedSegment::apply(
+                               RecomputedSegment::apply(x, f), f));
                          }},
                Reentrant{"AfterOutside",
                          [](auto& m, const auto& x, const auto& f) {
-                           return Recomputed::apply(Recomputed::apply(m(x), f),
-                                                    f);
+                           return RecomputedSegment::apply(
+                               RecomputedSegment::apply(m(x), f), f);
                          }},
                Reentrant{"Deep",
                          [](auto& m, const auto& x, const auto& f) {
                            // Deeper than autograd nests in one thread.
-                           Recomputed::Segment outer = f;
+                           RecomputedSegment::Segment outer = f;
                            for (int i = 0; i < 70; ++i) {
                              outer = [inner = outer](const at::Tensor& h) {
-                               return Recomputed::apply(h, inner);
+                               return RecomputedSegment::apply(h, inner);
                              };
                            }
                            return outer(x);
                          }},
                Reentrant{"Beside",
                          [](auto& m, const auto& x, const auto& f) {
-                           return Recomputed::apply(x, f) + m(x * 3) +
-                                  Recomputed::apply(x + 1, f);
+                           return RecomputedSegment::apply(x, f) + m(x * 3) +
+                                  RecomputedSegment::apply(x + 1, f);
                          }}),
         Values(0, 1, 2, 3)),
     [](const auto& info) {

@@ -58,7 +58,7 @@ class ExceptionIn
         }
         return out;
       };
-      h = Recomputed::apply(x, segment);
+      h = RecomputedSegment::apply(x, segment);
     } else {
       h = torch::tanh(m->a(x));
     }

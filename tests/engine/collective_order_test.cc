@@ -63,9 +63,9 @@ class NotingModel : public TestModel {
         {2, kDim}, 0.1 * (rank + 1) + static_cast<double>(micro_batch),
         torch::requires_grad());
     if (recompute_) {
-      x = Recomputed::apply(x, Recomputed::Segment([this](const at::Tensor& h) {
-                              return Block(1, h);
-                            }));
+      x = RecomputedSegment::apply(
+          x, RecomputedSegment::Segment(
+                 [this](const at::Tensor& h) { return Block(1, h); }));
     }
     return Forward(x).square().mean();
   }

@@ -179,9 +179,9 @@ inline int RankMain(const std::string& text, int argc, char** argv) {
 }
 
 // The ranks of one job, as forks.
-class Job {
+class KillJob {
  public:
-  explicit Job(const Plan& plan)
+  explicit KillJob(const Plan& plan)
       : plan_(plan), store_(HostedStore::Start(plan.world_size).value()) {
     TESSERA_CHECK(pipe2(hold_, O_CLOEXEC) == 0);
     for (int r = 0; r < plan.world_size; ++r) {
@@ -199,7 +199,7 @@ class Job {
       ranks_.push_back({pid, pipe[0]});
     }
   }
-  ~Job() {
+  ~KillJob() {
     for (Rank& rank : ranks_) {
       if (rank.pid != 0) {
         kill(rank.pid, SIGKILL);
@@ -211,8 +211,8 @@ class Job {
     while (waitpid(-1, nullptr, WNOHANG) > 0) {
     }
   }
-  Job(const Job&) = delete;
-  Job& operator=(const Job&) = delete;
+  KillJob(const KillJob&) = delete;
+  KillJob& operator=(const KillJob&) = delete;
 
   // True once all have ended. Kills the rest with the victim if that is so.
   bool HasEnded() {

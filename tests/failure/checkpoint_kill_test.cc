@@ -96,7 +96,7 @@ const Undisturbed& UndisturbedBy(int world_size, int stage) {
     plan.world_size = world_size;
     plan.stage = stage;
     plan.saves = saves;
-    Job job(plan);
+    KillJob job(plan);
     TESSERA_CHECK(job.Wait()) << job.AllWords();
     int64_t step = 0;
     found.values[saves] = ValuesIn(plan.dir, &step).value();
@@ -163,7 +163,7 @@ TEST(CheckpointKillTest, TheOldOneOrTheNewOneIsFoundWhole) {
       clock.KeepMoving(seed);
     }
     SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", plan.ToText()));
-    Job job(plan);
+    KillJob job(plan);
     EXPECT_TRUE(job.Wait()) << "survivors hang\n" << job.AllWords();
     const int64_t step = StepFound(plan);
     EXPECT_TRUE(step == 1 || step == 2) << job.AllWords();
@@ -186,7 +186,7 @@ TEST(CheckpointKillTest, TheOldOneOrTheNewOneIsFoundWhole) {
       next.clock = plan.clock;
       next.saves = static_cast<int>(step) + 1;
       next.armed = 0;
-      Job job(next);
+      KillJob job(next);
       EXPECT_TRUE(job.Wait()) << job.AllWords();
       for (int r = 0; r < plan.world_size; ++r) {
         EXPECT_THAT(job.words(r), HasSubstr(absl::StrCat("saved ", step + 1)));
@@ -230,7 +230,7 @@ TEST(CheckpointKillTest, TwoJobsInOneFolder) {
     killed.at_call = static_cast<int64_t>(random()) % calm.calls[0];
     killed.all = true;
     SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", killed.ToText()));
-    Job one(plan), other(killed);
+    KillJob one(plan), other(killed);
     int64_t last = 0;
     for (bool over = false; !over;) {
       const bool first = one.HasEnded(), second = other.HasEnded();

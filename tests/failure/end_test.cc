@@ -52,10 +52,11 @@ struct NetImpl : torch::nn::Module {
   }
   at::Tensor forward(at::Tensor x) {
     for (size_t i = 0; i < layers->size(); ++i) {
-      const Recomputed::Segment segment = [this, i](const at::Tensor& h) {
+      const RecomputedSegment::Segment segment = [this,
+                                                  i](const at::Tensor& h) {
         return torch::tanh(layers->ptr<torch::nn::LinearImpl>(i)->forward(h));
       };
-      x = Recomputed::apply(x, segment);
+      x = RecomputedSegment::apply(x, segment);
     }
     return x.square().mean();
   }

@@ -154,7 +154,7 @@ inline int RunRank(const std::string& text, int argc, char** argv) {
   return 1;
 }
 
-struct Rank {
+struct KillRank {
   pid_t pid = 0;
   int out = -1;
   int err = -1;
@@ -180,10 +180,10 @@ struct Rank {
 // Ranks, and this process as their launcher: it hosts the store, unless rank 0
 // is to, and tells the store who has ended. `victim` writes its phases; all do
 // if `spec.marks`.
-class Ranks {
+class KillRanks {
  public:
-  Ranks(int world_size, int victim, const RankSpec& spec,
-        bool rank0_hosts = false)
+  KillRanks(int world_size, int victim, const RankSpec& spec,
+            bool rank0_hosts = false)
       : ranks_(world_size) {
     if (!rank0_hosts) store_ = HostedStore::Start(world_size).value();
     if (pipe2(hold_, O_CLOEXEC) != 0) abort();
@@ -194,19 +194,19 @@ class Ranks {
       Start(r, own);
     }
   }
-  ~Ranks() {
-    for (Rank& rank : ranks_) {
+  ~KillRanks() {
+    for (KillRank& rank : ranks_) {
       if (rank.pid != 0) kill(rank.pid, SIGKILL);
     }
     WaitUntilEnded(Deadline::After(absl::Seconds(20)), -1);
-    for (Rank& rank : ranks_) {
+    for (KillRank& rank : ranks_) {
       close(rank.out);
       close(rank.err);
     }
     for (int fd : hold_) close(fd);  // ends the ranks' children
   }
 
-  Rank& operator[](int r) { return ranks_[r]; }
+  KillRank& operator[](int r) { return ranks_[r]; }
   uint16_t port() const { return port_; }
 
   // Until `rank` has entered `phase` `times` times; false if it ends before.
@@ -271,7 +271,7 @@ class Ranks {
   }
 
   void Reap(int r) {
-    Rank& rank = ranks_[r];
+    KillRank& rank = ranks_[r];
     if (rank.pid == 0) return;
     int wait_status = 0;
     const bool ended = waitpid(rank.pid, &wait_status, WNOHANG) == rank.pid;
@@ -293,7 +293,7 @@ class Ranks {
   std::optional<HostedStore> store_;
   int hold_[2];  // the ranks' stdin
   uint16_t port_ = 0;
-  std::vector<Rank> ranks_;
+  std::vector<KillRank> ranks_;
 };
 
 }  // namespace tessera

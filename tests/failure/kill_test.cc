@@ -153,7 +153,7 @@ TEST(KillTest, TheSurvivorsEndSoonAndNameTheDead) {
     }
     uint16_t port = 0;
     {
-      Ranks ranks(plan.world_size, plan.victim, spec, plan.rank0_hosts);
+      KillRanks ranks(plan.world_size, plan.victim, spec, plan.rank0_hosts);
       port = ranks.port();
       ASSERT_TRUE(ranks.WaitForPhase(plan.victim, plan.phase, plan.times));
       absl::SleepFor(plan.delay);
@@ -259,7 +259,7 @@ TEST(MovedClockTest, RanksMeetAllTheSame) {
     spec.marks = true;
     spec.folder = folder.path();
     spec.clock = clock_folder.path() + "/clock";
-    Ranks ranks(2, /*victim=*/1, spec, rank0_hosts);
+    KillRanks ranks(2, /*victim=*/1, spec, rank0_hosts);
     ASSERT_TRUE(ranks.WaitForPhase(1, 'I', 1));
     kill(ranks[1].pid, SIGSTOP);
     ASSERT_TRUE(ranks.WaitForPhase(0, 'I', 1));
@@ -303,7 +303,7 @@ TEST_P(StopTest, TheOthersNameItTheCollectiveAndTheUnit) {
   spec.timeout = kTimeout;
   spec.folder = folder.path();
   spec.clock = clock_folder.path() + "/clock";
-  Ranks ranks(3, victim, spec, rank0_hosts);
+  KillRanks ranks(3, victim, spec, rank0_hosts);
   ASSERT_TRUE(ranks.WaitForPhase(victim, 'F', 1));
   // It tells the others about once a second what it does.
   const absl::Duration begin = MonotonicNow();

@@ -55,9 +55,9 @@ class Recomputing : public Blocks {
     Inputs inputs(*this, rank, micro_batch);
     Tensor h = in_(inputs.Normal({5, 7}));
     for (size_t i : {0, 1, 0}) {
-      h = Recomputed::apply(h, Recomputed::Segment([this, i](const Tensor& x) {
-                              return Block(i, x);
-                            }));
+      h = RecomputedSegment::apply(
+          h, RecomputedSegment::Segment(
+                 [this, i](const Tensor& x) { return Block(i, x); }));
     }
     return MseLoss(out_(Block(2, h)), inputs.Target({5, 3}));
   }

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-struct Recomputed : torch::autograd::Function<Recomputed> {
+struct RecomputedSegment : torch::autograd::Function<RecomputedSegment> {
   using Segment = std::function<at::Tensor(const at::Tensor&)>;
 
   static at::Tensor forward(torch::autograd::AutogradContext* context,

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,9 @@
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "offload/shard_states.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/flat/registry.h"
 #include "sharding/flat/use.h"
 #include "tests/offload/wide_trainee.h"
 #include "tests/support/rank_pool.h"
@@ -306,6 +310,39 @@ TESSERA_RANK_FUNCTION(RunProgram) {
     record.push_back(ParameterLine(p.key(), p.value()));
   }
   return ToText(record);
+}
+
+// `args` is a TrainingSpec. Closes an engine whose gradients, of a Backward
+// without a Step, lie outside of memory, and returns what a flat that outlives
+// it, as one in a graph of the user's does, has of them.
+TESSERA_RANK_FUNCTION(CloseWithGradients) {
+  const TrainingSpec spec = TrainingSpec::FromText(std::string(args));
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           spec.device.empty()
+                               ? MakeWide(spec, world.communicator())
+                               : MakeWideOnDevice(spec, world.communicator()));
+  Record record;
+  TESSERA_RETURN_IF_ERROR(TrainWide(&t, 0, 1, &record));
+  TESSERA_RETURN_IF_ERROR(t.Backward(1));
+  const std::shared_ptr<FlatParameter> flat =
+      Registry::Global().Find(t.parameter("blocks.0.up.weight")).flat;
+  const TieredBuffer& gradient = flat->states().At(ShardStates::kGradient);
+  std::string text = !gradient.defined()    ? "none"
+                     : gradient.on_disk()   ? "on a disk"
+                     : gradient.in_memory() ? "in memory"
+                                            : "on the host";
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  return text + (gradient.defined() ? ", kept" : ", dropped");
+}
+
+TEST(OffloadCloseTest, DropsStoredGradients) {
+  EXPECT_THAT(RunOnRanks(2, "CloseWithGradients", OnDisk().ToText()),
+              Each("on a disk, dropped"));
+  TrainingSpec spec = OnDisk();
+  spec.device = "1";
+  spec.tier = spec.parameters_tier = "cpu";
+  EXPECT_THAT(RunOnRanks(2, "CloseWithGradients", spec.ToText()),
+              Each("on the host, dropped"));
 }
 
 // Which of these a spec means by default depends on the backend.

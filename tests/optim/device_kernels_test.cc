@@ -156,7 +156,7 @@ TEST_P(DeviceKernelsTest, SaysWhatItHas) {
 
 at::Tensor Normal(int64_t numel) { return torch::randn({numel}); }
 
-void ExpectSame(StepMemory of_device, StepMemory expected) {
+void ExpectSame(StepOperands of_device, StepOperands expected) {
   const auto all = of_device.All(), others = expected.All();
   for (size_t i = 0; i < all.size(); ++i) {
     ExpectSameBits(*all[i], *others[i], absl::StrCat("tensor ", i).c_str());
@@ -189,7 +189,7 @@ std::vector<StepTypes> MemoryTypes() {
 
 constexpr Formula kFormula = Formula::kAdamW;
 
-void StepOnDevice(const StepMemory& m, const StepCoefficients& c,
+void StepOnDevice(const StepOperands& m, const StepCoefficients& c,
                   const at::Tensor& scalars) {
   const StepPart part = {m.Range(), c};
   DeviceKernelsOf(kType)->Step(kFormula, {part}, scalars);
@@ -200,8 +200,8 @@ TEST_P(DeviceKernelsTest, StepHasTheCpusBits) {
   const c10::Device device = TestDevice(1);
   for (const StepTypes& types : MemoryTypes()) {
     for (const int64_t numel : {1, 1000}) {
-      StepMemory expected(kFormula, numel, types, Normal);
-      const StepMemory state = expected.To(device);
+      StepOperands expected(kFormula, numel, types, Normal);
+      const StepOperands state = expected.To(device);
       const at::Tensor scalars = ScalarsOf(0.37, false, device);
       const at::Tensor skip = ScalarsOf(0.37, true, device);
       testdevice::ResetHostWaits();
@@ -267,7 +267,8 @@ TEST_P(DeviceKernelsTest, DeclareWhatTheyReadAndWrite) {
   ExpectDeclared({scalars}, {sum},
                  [&] { Kernels().FinishNorm(sum, {}, scalars); });
   for (const StepTypes& types : MemoryTypes()) {
-    const StepMemory s = StepMemory(kFormula, 100, types, Normal).To(device);
+    const StepOperands s =
+        StepOperands(kFormula, 100, types, Normal).To(device);
     std::vector<at::Tensor> written = {s.master, s.states[0], s.states[1]};
     if (types.working != NumberType::kNone) written.push_back(s.working);
     ExpectDeclared(written, {s.gradient, scalars},

@@ -4,8 +4,8 @@
 // of memory, the user's code) happened on this rank only, somewhere between two
 // agreements, and the others would wait for it until their timeout: so it is
 // announced, which ends their waits (Communicator::Announce).
-#ifndef ENGINE_MODEL_CATCH_ANNOUNCED_H_
-#define ENGINE_MODEL_CATCH_ANNOUNCED_H_
+#ifndef COMM_CATCH_ANNOUNCED_H_
+#define COMM_CATCH_ANNOUNCED_H_
 
 #include <type_traits>
 
@@ -36,4 +36,4 @@ auto CatchAnnounced(Communicator* comm, absl::string_view what, F&& f) {
 }
 
 }  // namespace tessera
-#endif  // ENGINE_MODEL_CATCH_ANNOUNCED_H_
+#endif  // COMM_CATCH_ANNOUNCED_H_
