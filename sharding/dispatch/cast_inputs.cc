@@ -2,15 +2,14 @@
 
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
+#include "base/torch/aten_names.h"
 #include "base/torch/storage_access.h"
+#include "sharding/dispatch/stack_tensors.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/registry.h"
 
 namespace tessera {
 namespace {
-
-using Names = absl::flat_hash_set<std::string>;
 
 bool IsFloating(const at::Tensor& t) {
   return t.defined() && at::isFloatingType(t.scalar_type());
@@ -24,23 +23,6 @@ bool IsWritten(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-// Calls f(tensor, argument) for each floating tensor among the arguments.
-template <typename F>
-void ForEachFloating(const c10::FunctionSchema& schema,
-                     const torch::jit::Stack& stack, F&& f) {
-  const auto& arguments = schema.arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const c10::IValue& value = torch::jit::peek(stack, i, arguments.size());
-    if (value.isTensor()) {
-      if (IsFloating(value.toTensor())) f(value.toTensor(), arguments[i]);
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& t : value.toTensorVector()) {
-        if (IsFloating(t)) f(t, arguments[i]);
-      }
-    }
-  }
-}
-
 struct Dtypes {
   std::optional<at::ScalarType> input;  // of a normalisation
   std::optional<at::ScalarType> parameters, statistics;
@@ -52,8 +34,10 @@ Dtypes Look(const c10::FunctionSchema& schema, InputCasts casts,
   Dtypes dtypes;
   const c10::Argument* input =
       casts == InputCasts::kNormalization ? &schema.arguments()[0] : nullptr;
-  ForEachFloating(schema, stack,
-                  [&](const at::Tensor& t, const c10::Argument& argument) {
+  ForEachTensorOf(stack, schema.arguments().size(),
+                  [&](const at::Tensor& t, size_t i) {
+                    if (!IsFloating(t)) return;
+                    const c10::Argument& argument = schema.arguments()[i];
                     const at::ScalarType dtype = t.scalar_type();
                     if (&argument == input) {
                       dtypes.input = dtype;
@@ -100,54 +84,19 @@ bool FlatCastsInputsOf(const at::Tensor& tensor) {
 }
 
 InputCasts InputCastsOf(const std::string& name) {
-  static const auto* inputs = new Names{"aten::linear",
-                                        "aten::matmul",
-                                        "aten::linalg_matmul",
-                                        "aten::mm",
-                                        "aten::bmm",
-                                        "aten::mv",
-                                        "aten::addmm",
-                                        "aten::addmv",
-                                        "aten::addbmm",
-                                        "aten::baddbmm",
-                                        "aten::dot",
-                                        "aten::vdot",
-                                        "aten::linalg_vecdot",
-                                        "aten::inner",
-                                        "aten::tensordot",
-                                        "aten::einsum",
-                                        "aten::chain_matmul",
-                                        "aten::linalg_multi_dot",
-                                        "aten::bilinear",
-                                        "aten::lerp",
-                                        "aten::conv1d",
-                                        "aten::conv2d",
-                                        "aten::conv3d",
-                                        "aten::conv_tbc",
-                                        "aten::conv_transpose1d",
-                                        "aten::conv_transpose2d",
-                                        "aten::conv_transpose3d",
-                                        "aten::convolution",
-                                        "aten::_convolution",
-                                        "aten::lstm",
-                                        "aten::gru",
-                                        "aten::rnn_tanh",
-                                        "aten::rnn_relu",
-                                        "aten::lstm_cell",
-                                        "aten::gru_cell",
-                                        "aten::rnn_tanh_cell",
-                                        "aten::rnn_relu_cell",
-                                        "aten::prelu",
-                                        "aten::embedding_bag",
-                                        "aten::scaled_dot_product_attention"};
-  static const auto* normalizations =
-      new Names{"aten::layer_norm",   "aten::native_layer_norm",
-                "aten::rms_norm",     "aten::_fused_rms_norm",
-                "aten::group_norm",   "aten::native_group_norm",
-                "aten::batch_norm",   "aten::native_batch_norm",
-                "aten::instance_norm"};
-  if (inputs->contains(name)) return InputCasts::kInputs;
-  if (normalizations->contains(name)) return InputCasts::kNormalization;
+  static const AtenNames inputs(
+      "linear,matmul,linalg_matmul,mm,bmm,mv,addmm,addmv,addbmm,baddbmm,dot,"
+      "vdot,linalg_vecdot,inner,tensordot,einsum,chain_matmul,"
+      "linalg_multi_dot,bilinear,lerp,conv1d,conv2d,conv3d,conv_tbc,"
+      "conv_transpose1d,conv_transpose2d,conv_transpose3d,convolution,"
+      "_convolution,lstm,gru,rnn_tanh,rnn_relu,lstm_cell,gru_cell,"
+      "rnn_tanh_cell,rnn_relu_cell,prelu,embedding_bag,"
+      "scaled_dot_product_attention");
+  static const AtenNames normalizations(
+      "layer_norm,native_layer_norm,rms_norm,_fused_rms_norm,group_norm,"
+      "native_group_norm,batch_norm,native_batch_norm,instance_norm");
+  if (inputs.Contains(name)) return InputCasts::kInputs;
+  if (normalizations.Contains(name)) return InputCasts::kNormalization;
   return InputCasts::kNone;
 }
 

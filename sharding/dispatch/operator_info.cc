@@ -4,7 +4,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "absl/container/flat_hash_set.h"
+#include "base/torch/aten_names.h"
 
 namespace tessera {
 namespace {
@@ -13,35 +13,21 @@ namespace {
 // of them, or none of a particular argument (type_as reads its first through an
 // inner operator, which is seen).
 bool LooksAtSizesOnly(const std::string& name) {
-  static const auto* names = new absl::flat_hash_set<std::string>{
-      "aten::empty_like",     "aten::zeros_like",
-      "aten::ones_like",      "aten::full_like",
-      "aten::rand_like",      "aten::randn_like",
-      "aten::randint_like",   "aten::new_empty",
-      "aten::new_zeros",      "aten::new_ones",
-      "aten::new_full",       "aten::new_empty_strided",
-      "aten::requires_grad_", "aten::retain_grad",
-      "aten::is_same_size",   "aten::type_as",
-      "aten::result_type",    "aten::can_cast",
-      "aten::is_complex",     "aten::is_floating_point",
-      "aten::is_signed",      "aten::is_neg",
-      "aten::is_conj",        "aten::is_inference",
-      "aten::size",           "aten::stride",
-      "aten::sym_size",       "aten::sym_stride",
-      "aten::sym_numel",      "aten::sym_storage_offset",
-      "aten::_version",       "aten::is_leaf",
-      "aten::set_data",       "aten::data",
-      "aten::is_pinned"};
-  return names->contains(name);
+  static const AtenNames names(
+      "empty_like,zeros_like,ones_like,full_like,rand_like,randn_like,"
+      "randint_like,new_empty,new_zeros,new_ones,new_full,new_empty_strided,"
+      "requires_grad_,retain_grad,is_same_size,type_as,result_type,can_cast,"
+      "is_complex,is_floating_point,is_signed,is_neg,is_conj,is_inference,"
+      "size,stride,sym_size,sym_stride,sym_numel,sym_storage_offset,_version,"
+      "is_leaf,set_data,data,is_pinned");
+  return names.Contains(name);
 }
 
 bool OverwritesFirst(const std::string& name) {
-  static const auto* names = new absl::flat_hash_set<std::string>{
-      "aten::zero_",        "aten::fill_",      "aten::uniform_",
-      "aten::normal_",      "aten::random_",    "aten::copy_",
-      "aten::exponential_", "aten::geometric_", "aten::log_normal_",
-      "aten::cauchy_",      "aten::bernoulli_"};
-  return names->contains(name);
+  static const AtenNames names(
+      "zero_,fill_,uniform_,normal_,random_,copy_,exponential_,geometric_,"
+      "log_normal_,cauchy_,bernoulli_");
+  return names.Contains(name);
 }
 
 bool ReturnsView(const c10::FunctionSchema& schema) {
@@ -56,19 +42,12 @@ bool ReturnsView(const c10::FunctionSchema& schema) {
 // Operators that update running statistics in training. Of 2.11's schemas those
 // of the last two alone say so.
 bool UpdatesStatistics(const std::string& name) {
-  static const auto* names = new absl::flat_hash_set<std::string>{
-      "aten::batch_norm",
-      "aten::native_batch_norm",
-      "aten::cudnn_batch_norm",
-      "aten::miopen_batch_norm",
-      "aten::instance_norm",
-      "aten::_batch_norm_impl_index",
-      "aten::batch_norm_gather_stats",
-      "aten::batch_norm_gather_stats_with_counts",
-      "aten::batch_norm_update_stats",
-      "aten::_native_batch_norm_legit",
-      "aten::_batch_norm_with_update"};
-  return names->contains(name);
+  static const AtenNames names(
+      "batch_norm,native_batch_norm,cudnn_batch_norm,miopen_batch_norm,"
+      "instance_norm,_batch_norm_impl_index,batch_norm_gather_stats,"
+      "batch_norm_gather_stats_with_counts,batch_norm_update_stats,"
+      "_native_batch_norm_legit,_batch_norm_with_update");
+  return names.Contains(name);
 }
 
 // instance_norm's use_input_stats is no such flag: it writes in any case.

@@ -1,26 +1,17 @@
 #include "sharding/trace/traced_operator.h"
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "base/torch/aten_names.h"
 
 namespace tessera {
 namespace {
 
 bool LooksAtValues(const std::string& name) {
-  static const auto* const names =
-      new absl::flat_hash_set<std::string>{"aten::_local_scalar_dense",
-                                           "aten::nonzero",
-                                           "aten::masked_select",
-                                           "aten::_unique",
-                                           "aten::_unique2",
-                                           "aten::unique_dim",
-                                           "aten::unique_consecutive",
-                                           "aten::unique_dim_consecutive",
-                                           "aten::bincount",
-                                           "aten::repeat_interleave",
-                                           "aten::_ctc_loss",
-                                           "aten::_assert_async"};
-  return names->contains(name);
+  static const AtenNames names(
+      "_local_scalar_dense,nonzero,masked_select,_unique,_unique2,unique_dim,"
+      "unique_consecutive,unique_dim_consecutive,bincount,repeat_interleave,"
+      "_ctc_loss,_assert_async");
+  return names.Contains(name);
 }
 
 bool ReturnsAlias(const c10::FunctionSchema& schema) {

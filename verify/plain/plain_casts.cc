@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_split.h"
 #include "c10/core/DispatchKeySet.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
 
@@ -32,55 +33,23 @@ bool IsParameter(const at::Tensor& t) {
 }
 
 const std::set<std::string>& Layers() {
-  static const auto* const names =
-      new std::set<std::string>{"linear",
-                                "matmul",
-                                "linalg_matmul",
-                                "mm",
-                                "bmm",
-                                "mv",
-                                "addmm",
-                                "addmv",
-                                "addbmm",
-                                "baddbmm",
-                                "dot",
-                                "vdot",
-                                "linalg_vecdot",
-                                "inner",
-                                "tensordot",
-                                "einsum",
-                                "chain_matmul",
-                                "linalg_multi_dot",
-                                "bilinear",
-                                "lerp",
-                                "conv1d",
-                                "conv2d",
-                                "conv3d",
-                                "conv_tbc",
-                                "conv_transpose1d",
-                                "conv_transpose2d",
-                                "conv_transpose3d",
-                                "convolution",
-                                "_convolution",
-                                "lstm",
-                                "gru",
-                                "rnn_tanh",
-                                "rnn_relu",
-                                "lstm_cell",
-                                "gru_cell",
-                                "rnn_tanh_cell",
-                                "rnn_relu_cell",
-                                "prelu",
-                                "embedding_bag",
-                                "scaled_dot_product_attention"};
+  static const auto* const names = new std::set<std::string>(absl::StrSplit(
+      "linear,matmul,linalg_matmul,mm,bmm,mv,addmm,addmv,addbmm,baddbmm,dot,"
+      "vdot,linalg_vecdot,inner,tensordot,einsum,chain_matmul,"
+      "linalg_multi_dot,bilinear,lerp,conv1d,conv2d,conv3d,conv_tbc,"
+      "conv_transpose1d,conv_transpose2d,conv_transpose3d,convolution,"
+      "_convolution,lstm,gru,rnn_tanh,rnn_relu,lstm_cell,gru_cell,"
+      "rnn_tanh_cell,rnn_relu_cell,prelu,embedding_bag,"
+      "scaled_dot_product_attention",
+      ','));
   return *names;
 }
 
 const std::set<std::string>& Norms() {
-  static const auto* const names = new std::set<std::string>{
-      "layer_norm",      "native_layer_norm", "rms_norm",
-      "_fused_rms_norm", "group_norm",        "native_group_norm",
-      "batch_norm",      "native_batch_norm", "instance_norm"};
+  static const auto* const names = new std::set<std::string>(absl::StrSplit(
+      "layer_norm,native_layer_norm,rms_norm,_fused_rms_norm,group_norm,"
+      "native_group_norm,batch_norm,native_batch_norm,instance_norm",
+      ','));
   return *names;
 }
 
