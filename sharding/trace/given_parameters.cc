@@ -14,6 +14,7 @@
 #include "sharding/dispatch/autocast.h"
 #include "sharding/dispatch/cast_inputs.h"
 #include "sharding/dispatch/operator_info.h"
+#include "sharding/dispatch/stack_tensors.h"
 #include "sharding/trace/tracer.h"
 #include "torch/library.h"
 
@@ -27,13 +28,11 @@ bool IsParameter(const at::Tensor& t) {
 // Whether it is given any.
 bool Begin(const torch::jit::Stack& stack, size_t n) {
   bool any = false;
-  for (size_t i = 0; i < n; ++i) {
-    ForEachTensorIn(stack[stack.size() - n + i], [&](const at::Tensor& t) {
-      if (!IsParameter(t)) return;
-      any = true;
-      Tracer::Current()->Begin(t);
-    });
-  }
+  ForEachDefinedTensor(stack, n, [&](const at::Tensor& t, size_t) {
+    if (!IsParameter(t)) return;
+    any = true;
+    Tracer::Current()->Begin(t);
+  });
   return any;
 }
 

@@ -5,13 +5,10 @@
 #include "ATen/ops/zeros.h"
 #include "c10/core/Allocator.h"
 #include "c10/core/TensorImpl.h"
+#include "sharding/dispatch/stack_tensors.h"
 
 namespace tessera {
 namespace {
-
-c10::StorageImpl* StorageOf(const at::Tensor& t) {
-  return t.storage().unsafeGetStorageImpl();
-}
 
 c10::Storage MetaStorage(size_t bytes) {
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes,
@@ -44,8 +41,8 @@ MetaCall::MetaCall(const torch::jit::Stack& stack, size_t n, int device) {
       arguments_.emplace_back(at::Device(at::kMeta));
     } else {
       arguments_.push_back(
-          MapTensors(stack[stack.size() - n + i],
-                     [this](const at::Tensor& t) { return TwinOf(t); }));
+          WithTensors(stack[stack.size() - n + i],
+                      [this](const at::Tensor& t) { return TwinOf(t); }));
     }
   }
 }
@@ -86,7 +83,7 @@ torch::jit::Stack MetaCall::OnZeros() {
   }
   torch::jit::Stack values;
   for (const c10::IValue& argument : arguments_) {
-    values.push_back(MapTensors(argument, [&](const at::Tensor& meta) {
+    values.push_back(WithTensors(argument, [&](const at::Tensor& meta) {
       const Twin* const twin = meta.defined() ? Find(meta) : nullptr;
       return twin == nullptr
                  ? meta

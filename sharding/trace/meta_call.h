@@ -9,7 +9,6 @@
 #ifndef SHARDING_TRACE_META_CALL_H_
 #define SHARDING_TRACE_META_CALL_H_
 
-#include <optional>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -47,40 +46,8 @@ class MetaCall {
   torch::jit::Stack arguments_;
 };
 
-// Calls f(tensor) for each defined tensor in `value`.
-template <typename F>
-void ForEachTensorIn(const c10::IValue& value, F&& f) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) f(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& t : value.toTensorVector()) {
-      if (t.defined()) f(t);
-    }
-  } else if (value.isList()) {
-    for (const c10::IValue& e : value.toListRef()) {
-      if (e.isTensor() && e.toTensor().defined()) f(e.toTensor());
-    }
-  }
-}
-
-// Returns `value` with each tensor replaced by f(tensor).
-template <typename F>
-c10::IValue MapTensors(const c10::IValue& value, F&& f) {
-  if (value.isTensor()) return f(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& t : value.toTensorVector()) list.push_back(f(t));
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const auto& t : value.toOptionalTensorVector()) {
-      list.push_back(t.has_value() ? std::optional<at::Tensor>(f(*t))
-                                   : std::nullopt);
-    }
-    return list;
-  }
-  return value;
+inline c10::StorageImpl* StorageOf(const at::Tensor& t) {
+  return t.storage().unsafeGetStorageImpl();
 }
 
 }  // namespace tessera

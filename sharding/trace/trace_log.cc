@@ -4,6 +4,8 @@
 
 namespace tessera {
 
+using Kind = TraceEvent::Kind;
+
 void TraceLog::Add(TraceEvent event) {
   if (closed_) return;
   event.backward = backward_;
@@ -14,22 +16,15 @@ void TraceLog::Add(TraceEvent event) {
 
 int32_t TraceLog::Allocated(int64_t bytes) {
   absl::MutexLock lock(&mutex_);
-  TraceEvent event;
-  event.kind = TraceEvent::Kind::kAllocate;
-  event.what = static_cast<int32_t>(record_.allocations.size());
+  const auto allocation = static_cast<int32_t>(record_.allocations.size());
   record_.allocations.emplace_back();
-  event.bytes = bytes;
-  Add(event);
-  return event.what;
+  Add({.kind = Kind::kAllocate, .what = allocation, .bytes = bytes});
+  return allocation;
 }
 
 void TraceLog::Freed(int32_t allocation, int64_t bytes) {
   absl::MutexLock lock(&mutex_);
-  TraceEvent event;
-  event.kind = TraceEvent::Kind::kFree;
-  event.what = allocation;
-  event.bytes = bytes;
-  Add(event);
+  Add({.kind = Kind::kFree, .what = allocation, .bytes = bytes});
 }
 
 void TraceLog::Used(int32_t allocation, bool values, bool written) {
@@ -57,39 +52,27 @@ void TraceLog::Operator(const std::string& name, int64_t temporary_bytes,
   const auto [found, added] = operator_index_.try_emplace(
       name, static_cast<int32_t>(record_.operators.size()));
   if (added) record_.operators.push_back(name);
-  TraceEvent event;
-  event.what = found->second;
-  event.bytes = temporary_bytes;
-  event.flops = flops;
-  event.moved_bytes = moved_bytes;
-  Add(event);
+  Add({.what = found->second,
+       .bytes = temporary_bytes,
+       .flops = flops,
+       .moved_bytes = moved_bytes});
 }
 
 void TraceLog::Begins(int32_t parameter) {
   absl::MutexLock lock(&mutex_);
   if (backward_) return;
   unit_ = parameter;
-  TraceEvent event;
-  event.kind = TraceEvent::Kind::kBegin;
-  event.what = parameter;
-  Add(event);
+  Add({.kind = Kind::kBegin, .what = parameter});
 }
 
 void TraceLog::Touched(int32_t parameter) {
   absl::MutexLock lock(&mutex_);
-  TraceEvent event;
-  event.kind = TraceEvent::Kind::kTouch;
-  event.what = parameter;
-  Add(event);
+  Add({.kind = Kind::kTouch, .what = parameter});
 }
 
 void TraceLog::Gradient(int32_t parameter, int32_t allocation) {
   absl::MutexLock lock(&mutex_);
-  TraceEvent event;
-  event.kind = TraceEvent::Kind::kGradient;
-  event.what = parameter;
-  event.other = allocation;
-  Add(event);
+  Add({.kind = Kind::kGradient, .what = parameter, .other = allocation});
 }
 
 void TraceLog::BeginBackward() {

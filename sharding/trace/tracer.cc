@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "ATen/SequenceNumber.h"
-#include "ATen/core/LegacyTypeDispatch.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/torch/storage_access.h"
@@ -12,9 +11,7 @@
 #include "base/torch_guard.h"
 #include "c10/core/TensorImpl.h"
 #include "sharding/dispatch/operator_info.h"
-#include "sharding/trace/operators/kernel_memory.h"
-#include "sharding/trace/operators/operator_flops.h"
-#include "sharding/trace/operators/shape_rules.h"
+#include "sharding/dispatch/stack_tensors.h"
 #include "sharding/trace/traced_memory.h"
 #include "torch/csrc/autograd/function.h"
 #include "torch/library.h"
@@ -26,18 +23,8 @@ thread_local Tracer* t_current = nullptr;
 
 constexpr c10::DispatchKey kFakeKey = c10::DispatchKey::Fake;
 
-// What is computed on behalf of the tracer is not seen by it.
-class Unseen {
-  at::AutoDispatchBelowADInplaceOrView below_;
-  c10::impl::ExcludeDispatchKeyGuard exclude_{c10::DispatchKeySet(kFakeKey)};
-};
-
 bool IsPlain(const at::Tensor& t) {
   return t.has_storage() && t.layout() == at::kStrided && t.is_cpu();
-}
-
-c10::StorageImpl* StorageOf(const at::Tensor& t) {
-  return t.storage().unsafeGetStorageImpl();
 }
 
 c10::DispatchKeySet Below(c10::DispatchKeySet keys) {
@@ -115,14 +102,12 @@ bool Tracer::Known(const at::Tensor& t) const {
 bool Tracer::AllKnown(const TracedOperator& info,
                       const torch::jit::Stack& stack) const {
   bool known = true;
-  for (size_t i = 0; i < info.arguments; ++i) {
-    ForEachTensorIn(stack[stack.size() - info.arguments + i],
-                    [&](const at::Tensor& t) {
-                      known = known && Known(t) &&
-                              (!info.info->writes[i] ||
-                               TracedMemory::Of(StorageOf(t)) != nullptr);
-                    });
-  }
+  ForEachDefinedTensor(stack, info.arguments,
+                       [&](const at::Tensor& t, size_t i) {
+                         known = known && Known(t) &&
+                                 (!info.info->writes[i] ||
+                                  TracedMemory::Of(StorageOf(t)) != nullptr);
+                       });
   return known;
 }
 
@@ -131,13 +116,11 @@ void Tracer::TellUses(const TracedOperator& info,
   if (log_ == nullptr) return;
   if (log_->backward()) TellNode();
   const int64_t before = log_->num_events();
-  for (size_t i = 0; i < info.arguments; ++i) {
-    const bool written = info.info->writes[i];
-    ForEachTensorIn(stack[stack.size() - info.arguments + i],
-                    [&](const at::Tensor& t) {
-                      if (t.has_storage()) TellUse(info, written, StorageOf(t));
-                    });
-  }
+  ForEachDefinedTensor(stack, info.arguments,
+                       [&](const at::Tensor& t, size_t i) {
+                         if (t.has_storage())
+                           TellUse(info, info.info->writes[i], StorageOf(t));
+                       });
   if (info.info->name == "aten::copy_") TellCast(stack);
   if (log_->backward()) return;
   // None yet; the number before the first is that of nodes that add up
@@ -197,10 +180,9 @@ void Tracer::Run(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   const TracedOperator& info = InfoOf(op);
   TellUses(info, *stack);
   bool plain = true;
-  for (size_t i = 0; i < info.arguments; ++i) {
-    ForEachTensorIn((*stack)[stack->size() - info.arguments + i],
-                    [&](const at::Tensor& t) { plain = plain && IsPlain(t); });
-  }
+  ForEachDefinedTensor(
+      *stack, info.arguments,
+      [&](const at::Tensor& t, size_t) { plain = plain && IsPlain(t); });
   if (info.kind == TracedOperator::Kind::kComposite || !plain) {
     op.redispatchBoxed(Below(keys), stack);
     return;
@@ -249,18 +231,17 @@ void Tracer::RunReally(const c10::OperatorHandle& op,
   std::vector<c10::StorageImpl*> given;
   torch::jit::Stack arguments(
       stack->end() - static_cast<int64_t>(info.arguments), stack->end());
-  for (const c10::IValue& value : arguments) {
-    ForEachTensorIn(value, [&](const at::Tensor& t) {
-      if (TracedMemory::Of(StorageOf(t)) == nullptr) {
-        given.push_back(StorageOf(t));
-      }
-    });
-  }
+  ForEachDefinedTensor(arguments, arguments.size(),
+                       [&](const at::Tensor& t, size_t) {
+                         if (TracedMemory::Of(StorageOf(t)) == nullptr) {
+                           given.push_back(StorageOf(t));
+                         }
+                       });
   {
     c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(kFakeKey)};
     op.redispatchBoxed(Below(keys), stack);
   }
-  const auto follow = [&](const at::Tensor& t) {
+  const auto follow = [&](const at::Tensor& t, size_t) {
     if (!IsPlain(t)) return;
     c10::StorageImpl* const storage = StorageOf(t);
     if (TracedMemory::Of(storage) != nullptr ||
@@ -272,11 +253,9 @@ void Tracer::RunReally(const c10::OperatorHandle& op,
       TracedMemory::Forget(storage);
     }
   };
-  for (size_t i = 0; i < info.returns; ++i) {
-    ForEachTensorIn((*stack)[stack->size() - info.returns + i], follow);
-  }
+  ForEachDefinedTensor(*stack, info.returns, follow);
   // What was resized has other memory.
-  for (const c10::IValue& value : arguments) ForEachTensorIn(value, follow);
+  ForEachDefinedTensor(arguments, arguments.size(), follow);
   if (log_ != nullptr) log_->Operator(info.name(), 0, 0, 0);
 }
 

@@ -7,6 +7,7 @@
 #include "ATen/core/LegacyTypeDispatch.h"
 #include "absl/strings/str_cat.h"
 #include "c10/core/TensorImpl.h"
+#include "sharding/dispatch/stack_tensors.h"
 #include "sharding/trace/operators/kernel_memory.h"
 #include "sharding/trace/operators/operator_flops.h"
 #include "sharding/trace/traced_memory.h"
@@ -27,10 +28,6 @@ c10::DispatchKeySet Below(c10::DispatchKeySet keys) {
                                     c10::DispatchKey::Fake);
 }
 
-c10::StorageImpl* StorageOf(const at::Tensor& t) {
-  return t.storage().unsafeGetStorageImpl();
-}
-
 // A tensor of the CPU over `storage`, as `like` lies over its own.
 at::Tensor TensorLike(const at::Tensor& like, c10::Storage storage) {
   at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
@@ -46,12 +43,11 @@ at::Tensor TensorLike(const at::Tensor& like, c10::Storage storage) {
 int64_t Tracer::NewBytes(const MetaCall& call,
                          const std::vector<c10::IValue>& results) const {
   int64_t bytes = 0;
-  for (const c10::IValue& value : results) {
-    ForEachTensorIn(value, [&](const at::Tensor& t) {
-      if (call.FindStorage(t) != nullptr) return;
-      bytes += static_cast<int64_t>(t.storage().nbytes());
-    });
-  }
+  ForEachDefinedTensor(results, results.size(),
+                       [&](const at::Tensor& t, size_t) {
+                         if (call.FindStorage(t) != nullptr) return;
+                         bytes += static_cast<int64_t>(t.storage().nbytes());
+                       });
   for (const MetaCall::Twin& twin : call.twins()) {
     bytes = std::max(bytes, static_cast<int64_t>(twin.meta.storage().nbytes()));
   }
@@ -73,11 +69,11 @@ void Tracer::RunWithoutValues(const c10::OperatorHandle& op,
       op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &results);
     }
   }
-  for (const c10::IValue& value : results) {
-    ForEachTensorIn(value, [&](const at::Tensor& t) {
-      if (!t.has_storage()) Fail(info, "gives a tensor that is not dense.");
-    });
-  }
+  ForEachDefinedTensor(results, results.size(),
+                       [&](const at::Tensor& t, size_t) {
+                         if (!t.has_storage())
+                           Fail(info, "gives a tensor that is not dense.");
+                       });
   if (AllKnown(info, *stack) &&
       NewBytes(call, results) <= options_.known_bytes) {
     RunReally(op, info, keys, stack);
@@ -92,8 +88,8 @@ void Tracer::Return(const TracedOperator& info, const MetaCall& call,
   SyncWritten(info, call, *stack);
   std::vector<c10::IValue> adopted;
   for (const c10::IValue& value : results) {
-    adopted.push_back(
-        MapTensors(value, [&](const at::Tensor& t) { return Adopt(call, t); }));
+    adopted.push_back(WithTensors(
+        value, [&](const at::Tensor& t) { return Adopt(call, t); }));
   }
   adopted_.clear();
   Record(info, call, results);
@@ -104,16 +100,14 @@ void Tracer::Return(const TracedOperator& info, const MetaCall& call,
 // What is written is not known any more, and what was resized has other sizes.
 void Tracer::SyncWritten(const TracedOperator& info, const MetaCall& call,
                          const torch::jit::Stack& stack) {
-  for (size_t i = 0; i < info.arguments; ++i) {
-    if (!info.info->writes[i]) continue;
-    ForEachTensorIn(stack[stack.size() - info.arguments + i],
-                    [&](const at::Tensor& t) {
-                      Forget(t);
-                      for (const MetaCall::Twin& twin : call.twins()) {
-                        if (twin.original.is_same(t)) Resize(t, twin.meta);
-                      }
-                    });
-  }
+  ForEachDefinedTensor(stack, info.arguments,
+                       [&](const at::Tensor& t, size_t i) {
+                         if (!info.info->writes[i]) return;
+                         Forget(t);
+                         for (const MetaCall::Twin& twin : call.twins()) {
+                           if (twin.original.is_same(t)) Resize(t, twin.meta);
+                         }
+                       });
 }
 
 void Tracer::Resize(const at::Tensor& t, const at::Tensor& like) {

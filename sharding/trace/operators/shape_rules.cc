@@ -104,8 +104,8 @@ Results Multinomial(const Args& args) {
   return {at::empty(sizes, args.tensor(0).options().dtype(at::kLong))};
 }
 
-const ShapeRules& ElementwiseRules() {
-  static const auto* const rules = new ShapeRules{
+ShapeRules ElementwiseRules() {
+  return {
       {"aten::copy_", ItselfIs<0>},
       {"aten::relu", Like<0>},
       {"aten::hardswish", Like<0>},
@@ -143,7 +143,6 @@ const ShapeRules& ElementwiseRules() {
       {"aten::index_select", IndexSelect},
       {"aten::multinomial", Multinomial},
   };
-  return *rules;
 }
 
 }  // namespace
@@ -151,11 +150,8 @@ const ShapeRules& ElementwiseRules() {
 ShapeRule FindShapeRule(const std::string& name) {
   static const auto* const rules = [] {
     auto* all = new absl::flat_hash_map<std::string, ShapeRule>;
-    for (const auto& [rule_name, rule] : ElementwiseRules()) {
-      all->emplace(rule_name, rule);
-    }
-    for (const auto& [rule_name, rule] : LayerShapeRules()) {
-      all->emplace(rule_name, rule);
+    for (const ShapeRules& rules : {ElementwiseRules(), LayerShapeRules()}) {
+      all->insert(rules.begin(), rules.end());
     }
     return all;
   }();

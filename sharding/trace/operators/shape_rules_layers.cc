@@ -38,15 +38,30 @@ at::Tensor If(bool wanted, const at::Tensor& t) {
 
 // ---- norms
 
+// Returns the result of a norm and its two statistics.
+Results NormResults(const at::Tensor& result, at::IntArrayRef sizes,
+                    const at::TensorOptions& options) {
+  return {result, Contiguous(sizes, options), Contiguous(sizes, options)};
+}
+
+// Returns the gradients of a norm whose weight and bias have `channels`.
+Results NormGradients(const at::Tensor& input, const at::Tensor& weight,
+                      int64_t channels, const c10::List<bool>& mask) {
+  const at::TensorOptions options =
+      weight.defined() ? weight.options() : input.options();
+  return {If(mask[0], at::empty_like(input, input.suggest_memory_format())),
+          If(mask[1], Contiguous({channels}, options)),
+          If(mask[2], Contiguous({channels}, options))};
+}
+
 Results LayerNorm(const Args& args) {
   CheckLayerNorm(args);
   const at::Tensor input = args.tensor(0);
   const auto normalized = args.integers(1).size();
   std::vector<int64_t> sizes = input.sizes().vec();
   std::fill(sizes.end() - static_cast<int64_t>(normalized), sizes.end(), 1);
-  const auto options = StatisticOptions(input, args.tensor(2));
-  return {at::empty_like(input, at::MemoryFormat::Contiguous),
-          Contiguous(sizes, options), Contiguous(sizes, options)};
+  return NormResults(ContiguousLike(input), sizes,
+                     StatisticOptions(input, args.tensor(2)));
 }
 
 // (grad, input, normalized_shape, mean, rstd, weight, bias, output_mask)
@@ -63,45 +78,31 @@ Results LayerNormBackward(const Args& args) {
 Results GroupNorm(const Args& args) {
   CheckGroupNorm(args);
   const at::Tensor input = args.tensor(0);
-  const auto options = StatisticOptions(input, args.tensor(1));
-  const std::vector<int64_t> sizes{args.integer(3), args.integer(6)};
-  return {at::empty_like(input, input.suggest_memory_format()),
-          Contiguous(sizes, options), Contiguous(sizes, options)};
+  return NormResults(at::empty_like(input, input.suggest_memory_format()),
+                     {args.integer(3), args.integer(6)},
+                     StatisticOptions(input, args.tensor(1)));
 }
 
 // (grad, input, mean, rstd, weight, N, C, HxW, group, output_mask)
 Results GroupNormBackward(const Args& args) {
-  const at::Tensor input = args.tensor(1), weight = args.tensor(4);
-  const auto mask = args[9].toBoolList();
-  const auto channels = [&] {
-    return Contiguous({args.integer(6)},
-                      weight.defined() ? weight.options() : input.options());
-  };
-  return {If(mask[0], at::empty_like(input, input.suggest_memory_format())),
-          If(mask[1], channels()), If(mask[2], channels())};
+  return NormGradients(args.tensor(1), args.tensor(4), args.integer(6),
+                       args[9].toBoolList());
 }
 
 // (input, weight, bias, running_mean, running_var, training, momentum, eps)
 Results BatchNorm(const Args& args) {
   CheckBatchNorm(args);
   const at::Tensor input = args.tensor(0);
-  const auto options = StatisticOptions(input, args.tensor(1));
-  const std::vector<int64_t> sizes{args.boolean(5) ? input.size(1) : 0};
-  return {at::empty_like(input, input.suggest_memory_format()),
-          Contiguous(sizes, options), Contiguous(sizes, options)};
+  return NormResults(at::empty_like(input, input.suggest_memory_format()),
+                     {args.boolean(5) ? input.size(1) : 0},
+                     StatisticOptions(input, args.tensor(1)));
 }
 
 // (grad, input, weight, running_mean, running_var, save_mean, save_invstd,
 // train, eps, output_mask)
 Results BatchNormBackward(const Args& args) {
-  const at::Tensor input = args.tensor(1), weight = args.tensor(2);
-  const auto mask = args[9].toBoolList();
-  const auto channels = [&] {
-    return Contiguous({input.size(1)},
-                      weight.defined() ? weight.options() : input.options());
-  };
-  return {If(mask[0], at::empty_like(input, input.suggest_memory_format())),
-          If(mask[1], channels()), If(mask[2], channels())};
+  return NormGradients(args.tensor(1), args.tensor(2), args.tensor(1).size(1),
+                       args[9].toBoolList());
 }
 
 // ---- convolutions
@@ -256,7 +257,7 @@ Results NllLoss2d(const Args& args) {
       scalar};
 }
 Results NllLoss2dBackward(const Args& args) {
-  return {at::empty_like(args.tensor(1), at::MemoryFormat::Contiguous)};
+  return {ContiguousLike(args.tensor(1))};
 }
 
 // ---- weight norm
@@ -266,13 +267,12 @@ Results WeightNorm(const Args& args) {
   const at::Tensor v = args.tensor(0), g = args.tensor(1);
   const auto dtype =
       g.scalar_type() == at::kBFloat16 ? at::kFloat : g.scalar_type();
-  return {at::empty_like(v, at::MemoryFormat::Contiguous),
+  return {ContiguousLike(v),
           at::empty_strided(g.sizes(), g.strides(), g.options().dtype(dtype))};
 }
 // (grad, saved_v, saved_g, saved_norms, dim)
 Results WeightNormBackward(const Args& args) {
-  return {at::empty_like(args.tensor(1), at::MemoryFormat::Contiguous),
-          at::empty_like(args.tensor(2), at::MemoryFormat::Contiguous)};
+  return {ContiguousLike(args.tensor(1)), ContiguousLike(args.tensor(2))};
 }
 
 }  // namespace
