@@ -1,7 +1,7 @@
 #include "comm/all_gather_values.h"
 
 #include "base/status_matchers.h"
-#include "comm/fake_communicator.h"
+#include "comm/fake_communicator_test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "comm/fake_communicator.h"
+#include "comm/fake_communicator_test_util.h"
 #include "optim/step_test_util.h"
 #include "sharding/flat/schedule.h"
 

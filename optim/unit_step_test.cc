@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/layout/layout.h"
 #include "base/status_matchers.h"
-#include "comm/fake_communicator.h"
+#include "comm/fake_communicator_test_util.h"
 #include "gtest/gtest.h"
 #include "offload/element_format.h"
 #include "optim/algorithms/optimizer_options.h"

@@ -20,7 +20,7 @@
 #include "comm/connect/handshake.h"
 #include "comm/connect/job_secret.h"
 #include "comm/connect/sockets.h"
-#include "comm/fake_communicator.h"
+#include "comm/fake_communicator_test_util.h"
 #include "gtest/gtest.h"
 
 namespace tessera {

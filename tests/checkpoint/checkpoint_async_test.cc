@@ -11,7 +11,7 @@
 #include "base/monotonic.h"
 #include "base/status.h"
 #include "checkpoint/format/checkpoint_reader.h"
-#include "comm/fake_communicator.h"
+#include "comm/fake_communicator_test_util.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "tests/checkpoint/checkpoint_state.h"

@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "checkpoint/together.h"
 #include "comm/comm_thread.h"
-#include "comm/fake_communicator.h"
+#include "comm/fake_communicator_test_util.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"

@@ -23,7 +23,7 @@
 #include "base/torch_guard.h"
 #include "comm/comm_thread.h"
 #include "comm/communicator.h"
-#include "comm/fake_communicator.h"
+#include "comm/fake_communicator_test_util.h"
 #include "comm/group/self_communicator.h"
 #include "config/config.pb.h"
 #include "engine/engine.h"

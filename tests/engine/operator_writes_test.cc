@@ -16,7 +16,7 @@
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "base/torch_guard.h"
-#include "comm/fake_communicator.h"
+#include "comm/fake_communicator_test_util.h"
 #include "comm/shard_server.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"

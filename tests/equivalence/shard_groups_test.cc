@@ -14,7 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "comm/fake_communicator.h"
+#include "comm/fake_communicator_test_util.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"

@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_split.h"
 #include "base/memory/memory.h"
-#include "comm/fake_communicator.h"
+#include "comm/fake_communicator_test_util.h"
 #include "comm/world/world.h"
 #include "examples/llama/llama.h"
 #include "gmock/gmock.h"

@@ -18,7 +18,7 @@
 #include "base/status_matchers.h"
 #include "base/thread/wait_clock.h"
 #include "base/trace/exposed.h"
-#include "comm/fake_communicator.h"
+#include "comm/fake_communicator_test_util.h"
 #include "comm/world/world.h"
 #include "config/reader/json_reader.h"
 #include "engine/engine.h"

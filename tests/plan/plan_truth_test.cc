@@ -16,7 +16,7 @@
 #include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/step_memory/step_memory.h"
-#include "comm/fake_communicator.h"
+#include "comm/fake_communicator_test_util.h"
 #include "gtest/gtest.h"
 #include "sharding/trace/counted_tensors_test_util.h"
 #include "tests/plan/truth.h"

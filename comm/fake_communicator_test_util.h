@@ -4,8 +4,8 @@
 //
 // It is one rank of W without the others, which send zeros and this rank's own
 // texts; or it wraps another communicator.
-#ifndef COMM_FAKE_COMMUNICATOR_H_
-#define COMM_FAKE_COMMUNICATOR_H_
+#ifndef COMM_FAKE_COMMUNICATOR_TEST_UTIL_H_
+#define COMM_FAKE_COMMUNICATOR_TEST_UTIL_H_
 
 #include <cstdint>
 #include <functional>
@@ -151,4 +151,4 @@ class FakeCommunicator : public Communicator {
 };
 
 }  // namespace tessera
-#endif  // COMM_FAKE_COMMUNICATOR_H_
+#endif  // COMM_FAKE_COMMUNICATOR_TEST_UTIL_H_
