@@ -180,11 +180,6 @@ class Keeping {
   bool done_ = false;
 };
 
-void CloseOnce(int* fd) {
-  if (*fd >= 0) CloseDescriptor(*fd);
-  *fd = -1;
-}
-
 }  // namespace
 
 std::vector<int> KeepersOf(const std::vector<int>& leaders) {

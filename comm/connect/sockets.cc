@@ -169,6 +169,30 @@ std::vector<std::string> Addresses() {
   return addresses;
 }
 
+void CloseOnce(int* fd) {
+  if (*fd >= 0) CloseDescriptor(*fd);
+  *fd = -1;
+}
+
+bool ReceiveSome(int fd, std::string* in, size_t most) {
+  char buffer[64 << 10];
+  const ssize_t got =
+      recv(fd, buffer, std::min(most, sizeof(buffer)), MSG_DONTWAIT);
+  if (got < 0) return errno == EAGAIN || errno == EINTR;
+  in->append(buffer, got);
+  return got > 0;
+}
+
+bool SendSome(int fd, std::string* out) {
+  while (!out->empty()) {
+    const ssize_t sent =
+        send(fd, out->data(), out->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) return errno == EAGAIN || errno == EINTR;
+    out->erase(0, sent);
+  }
+  return true;
+}
+
 bool WaitForSocket(int fd, short events, int timeout_ms) {
   pollfd item = {fd, events, 0};
   int ready = 0;

@@ -3,6 +3,7 @@
 #ifndef COMM_CONNECT_SOCKETS_H_
 #define COMM_CONNECT_SOCKETS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -36,6 +37,15 @@ int ConnectTo(const std::string& host, const std::string& port);
 // connections to a stopped process, which receives nothing.) Small messages are
 // not delayed.
 void KeepAlive(int fd);
+
+// Close `*fd`, unless that is -1, and make it -1.
+void CloseOnce(int* fd);
+
+// Move what can be moved without blocking: what has come is added to `*in`,
+// `most` bytes at most; what is sent is taken from `*out`. Return false once
+// the connection is of no more use.
+bool ReceiveSome(int fd, std::string* in, size_t most);
+bool SendSome(int fd, std::string* out);
 
 // Polls one socket; returns false if `timeout_ms` passed.
 bool WaitForSocket(int fd, short events, int timeout_ms);

@@ -38,7 +38,7 @@ std::string GlooWords(absl::string_view message) {
 }
 
 std::shared_ptr<gloo::transport::Device> MakeDevice(
-    const GlooLinks::Options& options) {
+    const GlooTransportOptions& options) {
   using Group = c10d::ProcessGroupGloo;
   const bool lazy = false;
   if (options.same_host)
@@ -65,22 +65,23 @@ GlooLinks::~GlooLinks() = default;
 // Why nobody is let in later: Gloo goes on accepting, keeps each connection,
 // and ends the process when there are no descriptors left.
 absl::StatusOr<std::shared_ptr<GlooLinks>> GlooLinks::Connect(
-    c10::intrusive_ptr<c10d::Store> store, const Options& options) {
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const GlooTransportOptions& options) {
   using Group = c10d::ProcessGroupGloo;
   const auto interface = EnvString("GLOO_SOCKET_IFNAME");
   if (!options.same_host && interface.has_value()) {
     TESSERA_RETURN_IF_ERROR(
         Annotate(CheckGlooInterface(*interface, InterfacesHere()),
-                 absl::StrCat("rank ", options.names.empty()
-                                           ? options.rank
-                                           : options.names[options.rank])));
+                 absl::StrCat("rank ", options.first_rank(options.rank))));
   }
   auto transport = std::shared_ptr<GlooLinks>(new GlooLinks);
   std::string token;
   TESSERA_RETURN_IF_ERROR(
       CatchTorch("gloo", [&] {
-        if (options.rank == 0) store->set(kTokenKey, RandomToken());
-        token = store->get_to_str(kTokenKey);
+        // Its own client: Gloo may block in the store, announcements must not.
+        c10::intrusive_ptr<c10d::Store> own = store->clone();
+        if (options.rank == 0) own->set(kTokenKey, RandomToken());
+        token = own->get_to_str(kTokenKey);
         const SigpipeBlock no_sigpipe;  // for Gloo's threads
         auto group_options = Group::Options::create(
             absl::ToChronoMilliseconds(options.connect_timeout));
@@ -88,9 +89,9 @@ absl::StatusOr<std::shared_ptr<GlooLinks>> GlooLinks::Connect(
         const std::vector<int> listeners = ListenersOf(
             [&] { group_options->devices.push_back(MakeDevice(options)); });
         transport->group_ = c10::make_intrusive<Group>(
-            std::move(store), options.rank, options.world_size, group_options);
+            std::move(own), options.rank, options.world_size, group_options);
         transport->group_->setTimeout(kNever);
-        transport->names_ = options.names;
+        transport->names_ = options.first_ranks;
         bool closed = !listeners.empty();
         for (int fd : listeners) closed = TakeNoMore(fd) && closed;
         if (!closed) {

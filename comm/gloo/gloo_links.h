@@ -20,8 +20,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "c10/util/intrusive_ptr.h"
+#include "comm/group_options.h"
 
 namespace c10d {
 class Store;
@@ -31,19 +31,17 @@ class Work;
 
 namespace tessera {
 
+struct GlooTransportOptions : GroupOptions {
+  // All ranks run on this host; then only the loopback is listened on.
+  bool same_host = true;
+  // The address at which the other ranks reach this host; "" leaves it to Gloo,
+  // which asks the name service. Not used on the same host.
+  std::string address;
+};
+
 class GlooLinks {
  public:
   struct Message;  // one send or receive under way
-
-  struct Options {
-    int rank = 0;
-    int world_size = 1;
-    bool same_host = true;  // all ranks: then only the loopback is listened on
-    std::string address;    // otherwise: this host's, "" if not known
-    absl::Duration connect_timeout;
-    // What the ranks are called in messages, instead of 0, 1, ...
-    std::vector<int> names;
-  };
 
   // Connects all ranks with all, has them prove that they belong to this job
   // (gloo_peers.h), and then accepts no more connections. On several hosts it
@@ -51,9 +49,10 @@ class GlooLinks {
   // options.address, or at the address of this host's name. COLLECTIVE,
   // blocking. Returns Unavailable if the network or the store fails,
   // PermissionDenied if somebody else has connected, InvalidArgument if the
-  // variable's value is no such interface.
+  // variable's value is no such interface. `store` is cloned.
   static absl::StatusOr<std::shared_ptr<GlooLinks>> Connect(
-      c10::intrusive_ptr<c10d::Store> store, const Options& options);
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const GlooTransportOptions& options);
 
   ~GlooLinks();
 

@@ -11,14 +11,11 @@
 #include "base/status.h"
 #include "base/torch/divide.h"
 #include "base/torch/tensor_over.h"
-#include "base/torch_guard.h"
 #include "comm/backend_table.h"
-#include "comm/gloo/gloo_links.h"
 #include "comm/gloo/gloo_messages.h"
 #include "comm/gloo/piece_buffers.h"
 #include "comm/reduce/element_type.h"
 #include "comm/reduce/slices.h"
-#include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
 namespace {
@@ -58,10 +55,6 @@ class GlooTransport : public Transport {
   absl::Status RunIn(const CommCall& call);
 
   // What collectives are made of.
-  absl::Status GatherSlices(uint32_t tag, const at::Tensor& whole,
-                            const std::vector<Slice>& slices) {
-    return messages_.GatherSlices(tag, all_ranks_, whole, slices);
-  }
   absl::Status SumSlices(uint32_t tag, const at::Tensor& whole,
                          const std::vector<Slice>& slices,
                          const at::Tensor& out);
@@ -75,9 +68,6 @@ class GlooTransport : public Transport {
   std::vector<Message> SendPieces(uint32_t tag, const at::Tensor& whole,
                                   const std::vector<Slice>& slices,
                                   int64_t piece_numel);
-  absl::Status WaitAll(const std::vector<Message>& messages) {
-    return messages_.WaitAll(messages);
-  }
   // out = sum in rank order of `own` and, of the others, received[rank]. `out`
   // may be `own`.
   absl::Status AddInRankOrder(const at::Tensor& own,
@@ -184,13 +174,13 @@ absl::Status GlooTransport::SumSlices(uint32_t tag, const at::Tensor& whole,
   for (int64_t at = 0; at < mine.numel; at += piece_numel) {
     Piece piece = std::move(next);
     if (at + piece_numel < mine.numel) next = start(at + piece_numel);
-    TESSERA_RETURN_IF_ERROR(WaitAll(piece.messages));
+    TESSERA_RETURN_IF_ERROR(messages_.WaitAll(piece.messages));
     const int64_t numel = std::min(piece_numel, mine.numel - at);
     TESSERA_RETURN_IF_ERROR(
         AddInRankOrder(ElementsOver(whole, mine.begin + at, numel),
                        piece.received, ElementsOver(out, at, numel)));
   }
-  return WaitAll(sends);
+  return messages_.WaitAll(sends);
 }
 
 absl::Status GlooTransport::SumEverything(uint32_t tag,
@@ -209,7 +199,7 @@ absl::Status GlooTransport::SumEverything(uint32_t tag,
         messages_.Send(ElementsOver(tensor, 0, numel), peer, tag));
   }
   // Sends too: the sum overwrites what they read.
-  TESSERA_RETURN_IF_ERROR(WaitAll(messages));
+  TESSERA_RETURN_IF_ERROR(messages_.WaitAll(messages));
   at::Tensor own = ElementsOver(tensor, 0, numel);
   return AddInRankOrder(own, received, own);
 }
@@ -225,7 +215,7 @@ absl::Status GlooTransport::AllReduce(const CommCall& call) {
   TESSERA_RETURN_IF_ERROR(
       SumSlices(call.signature, tensor, slices,
                 ElementsOver(tensor, mine.begin, mine.numel)));
-  return GatherSlices(call.signature, tensor, slices);
+  return messages_.GatherSlices(call.signature, all_ranks_, tensor, slices);
 }
 
 absl::Status GlooTransport::Broadcast(const CommCall& call) {
@@ -238,15 +228,15 @@ absl::Status GlooTransport::Broadcast(const CommCall& call) {
       messages.push_back(messages_.Send(all, peer, call.signature));
     }
   }
-  return WaitAll(messages);
+  return messages_.WaitAll(messages);
 }
 
 absl::Status GlooTransport::RunIn(const CommCall& call) {
   switch (call.op) {
     case CollectiveOp::kAllGather:
       messages_.PutOwn(call.in, call.out);
-      return GatherSlices(call.signature, call.out,
-                          Slices(call.out.numel(), world_size_));
+      return messages_.GatherSlices(call.signature, all_ranks_, call.out,
+                                    Slices(call.out.numel(), world_size_));
     case CollectiveOp::kReduceScatter:
       TESSERA_RETURN_IF_ERROR(SumSlices(call.signature, call.in,
                                         Slices(call.in.numel(), world_size_),
@@ -270,27 +260,11 @@ absl::Status GlooTransport::RunIn(const CommCall& call) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<GlooLinks>> ConnectGloo(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const GlooTransportOptions& options) {
-  GlooLinks::Options transport_options;
-  transport_options.rank = options.rank;
-  transport_options.world_size = options.world_size;
-  transport_options.same_host = options.same_host;
-  transport_options.address = options.address;
-  transport_options.names = options.first_ranks;
-  transport_options.connect_timeout = options.connect_timeout;
-  // Its own client: Gloo may block in the store, announcements must not.
-  TESSERA_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Store> own_client,
-                           CatchTorch("store", [&] { return store->clone(); }));
-  return GlooLinks::Connect(std::move(own_client), transport_options);
-}
-
 absl::StatusOr<std::shared_ptr<Transport>> ConnectGlooTransport(
     const c10::intrusive_ptr<c10d::Store>& store,
     const GlooTransportOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<GlooLinks> links,
-                           ConnectGloo(store, options));
+                           GlooLinks::Connect(store, options));
   return std::make_shared<GlooTransport>(options, std::move(links));
 }
 

@@ -11,32 +11,13 @@
 #define COMM_GLOO_GLOO_TRANSPORT_H_
 
 #include <memory>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "c10/util/intrusive_ptr.h"
-#include "comm/group_options.h"
+#include "comm/gloo/gloo_links.h"
 #include "comm/transport.h"
 
-namespace c10d {
-class Store;
-}
-
 namespace tessera {
-
-struct GlooTransportOptions : GroupOptions {
-  bool same_host = true;  // all ranks run on this host
-  // The address at which the other ranks reach this host; "" leaves it to Gloo,
-  // which asks the name service. Not used on the same host.
-  std::string address;
-};
-
-class GlooLinks;
-
-// Connects the ranks. COLLECTIVE, blocking. Errors as below.
-absl::StatusOr<std::shared_ptr<GlooLinks>> ConnectGloo(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const GlooTransportOptions& options);
 
 // COLLECTIVE, blocking. `store` must hold keys of this group only (wrap it in a
 // c10d::PrefixStore). Returns Unavailable or DeadlineExceeded.

@@ -230,7 +230,7 @@ absl::StatusOr<std::shared_ptr<Transport>> ConnectHierarchicalTransport(
     const c10::intrusive_ptr<c10d::Store>& store,
     const HierarchicalOptions& options, std::shared_ptr<ShmMemory> memory) {
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<GlooLinks> links,
-                           ConnectGloo(store, options));
+                           GlooLinks::Connect(store, options));
   return std::make_shared<HierarchicalTransport>(options, std::move(memory),
                                                  std::move(links));
 }

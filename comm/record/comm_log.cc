@@ -70,12 +70,15 @@ void CommLog::Add(const CollectiveRecord& record) {
         units_.size() < kMaxUnits ? record.what : "(others)";
     sum = units_.emplace(std::make_pair(name, record.op), Sum()).first;
   }
-  Sum& s = sum->second;
-  ++s.calls;
-  s.failed += !record.status.ok();
-  s.bytes += record.bytes;
-  s.total += took;
-  s.longest = std::max(s.longest, took);
+  sum->second.Add({1, !record.status.ok(), record.bytes, took, took});
+}
+
+void CommLog::Sum::Add(const Sum& other) {
+  calls += other.calls;
+  failed += other.failed;
+  bytes += other.bytes;
+  total += other.total;
+  longest = std::max(longest, other.longest);
 }
 
 void CommLog::AddWait(int peer, absl::Duration waited) {
@@ -107,12 +110,7 @@ std::string CommLog::ToText(absl::string_view backend) const {
   std::map<CollectiveOp, Sum> ops;
   std::vector<std::pair<absl::Duration, Sums::const_iterator>> longest_first;
   for (auto it = units_.begin(); it != units_.end(); ++it) {
-    Sum& s = ops[it->first.second];
-    s.calls += it->second.calls;
-    s.failed += it->second.failed;
-    s.bytes += it->second.bytes;
-    s.total += it->second.total;
-    s.longest = std::max(s.longest, it->second.longest);
+    ops[it->first.second].Add(it->second);
     longest_first.emplace_back(-it->second.total, it);
   }
   std::stable_sort(

@@ -66,6 +66,7 @@ class CommLog {
     int64_t failed = 0;
     int64_t bytes = 0;
     absl::Duration total, longest;
+    void Add(const Sum& other);
   };
   using Sums = std::map<std::pair<std::string, CollectiveOp>, Sum>;
 

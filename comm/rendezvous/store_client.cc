@@ -32,12 +32,6 @@ constexpr absl::Duration kMaxPause = absl::Milliseconds(200);
 // A handshake: of a server that is stopped meanwhile.
 constexpr absl::Duration kHandshake = absl::Seconds(5);
 
-struct Address {
-  std::string host, port, key;
-  int rank = 0;
-  std::shared_ptr<StoreServer> server;
-};
-
 // Numeric addresses, in the order in which the name service gives them.
 std::vector<std::string> Resolve(const std::string& host) {
   addrinfo hints = {};
@@ -81,12 +75,12 @@ absl::Status NoConnection(const std::string& host, int error) {
 // happens among too many strangers; ResourceExhausted where there are no
 // descriptors; FailedPrecondition where loopback is down; PermissionDenied only
 // if all addresses are another job's.
-// `*address` is the numeric one that it is connected with then.
-absl::StatusOr<int> DialOnce(Address* address, Deadline deadline) {
+// `address->host` is the numeric one that it is connected with then.
+absl::StatusOr<int> DialOnce(StoreClientOptions* address, Deadline deadline) {
   absl::Status status =
       absl::NotFoundError(absl::StrCat("'", address->host, "' is unknown"));
   for (const std::string& host : Resolve(address->host)) {
-    const int fd = ConnectTo(host, address->port);
+    const int fd = ConnectTo(host, absl::StrCat(address->port));
     const int error = errno;
     absl::Status here;
     if (fd < 0) {
@@ -117,7 +111,7 @@ bool IsFinal(const absl::Status& status) {
 }
 
 // Tries again as long as `again` says of an error, until the deadline.
-absl::StatusOr<int> Dial(Address* address, Deadline deadline,
+absl::StatusOr<int> Dial(StoreClientOptions* address, Deadline deadline,
                          bool (*again)(const absl::Status&)) {
   absl::Duration pause = kPause;
   while (true) {
@@ -147,7 +141,7 @@ StoreMessage Request(const std::string& op, std::vector<std::string> keys) {
 
 class StoreClient : public c10d::Store {
  public:
-  explicit StoreClient(Address address, int fd,
+  explicit StoreClient(StoreClientOptions address, int fd,
                        std::chrono::milliseconds timeout)
       : Store(timeout), address_(std::move(address)), fd_(fd) {}
   ~StoreClient() override {
@@ -245,7 +239,7 @@ class StoreClient : public c10d::Store {
                         StoreMessage* answer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (fd_ < 0) {
-      Address address = address_;
+      StoreClientOptions address = address_;
       TESSERA_ASSIGN_OR_RETURN(fd_, Dial(&address, deadline, absl::IsAborted));
     }
     TESSERA_RETURN_IF_ERROR(Send(EncodeFrame(request), deadline));
@@ -306,7 +300,7 @@ class StoreClient : public c10d::Store {
     fd_ = -1;
   }
 
-  const Address address_;  // numeric
+  const StoreClientOptions address_;  // its host is numeric
   absl::Mutex mutex_;
   int fd_ ABSL_GUARDED_BY(mutex_);
 };
@@ -315,12 +309,7 @@ class StoreClient : public c10d::Store {
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> ConnectStore(
     const StoreClientOptions& options, Deadline deadline) {
-  Address address;
-  address.host = options.host;
-  address.port = absl::StrCat(options.port);
-  address.key = options.key;
-  address.rank = options.rank;
-  address.server = options.server;
+  StoreClientOptions address = options;
   const absl::StatusOr<int> fd =
       Dial(&address, deadline,
            [](const absl::Status& status) { return !IsFinal(status); });

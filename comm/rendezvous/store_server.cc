@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -116,11 +115,7 @@ void StoreServer::Close(StoreTable::Client id) {
 }
 
 bool StoreServer::Read(StoreTable::Client id, Client* client) {
-  char buffer[kReadBytes];
-  const ssize_t got = recv(client->fd, buffer, sizeof(buffer), MSG_DONTWAIT);
-  if (got < 0) return errno == EAGAIN || errno == EINTR;
-  if (got == 0) return false;
-  client->in.append(buffer, got);
+  if (!ReceiveSome(client->fd, &client->in, kReadBytes)) return false;
   StoreMessage request;
   while (true) {
     const Decoded decoded = TakeFrame(&client->in, &request);
@@ -137,14 +132,7 @@ bool StoreServer::Read(StoreTable::Client id, Client* client) {
 }
 
 bool StoreServer::Write(Client* client) {
-  while (!client->out.empty()) {
-    const ssize_t sent = send(client->fd, client->out.data(),
-                              client->out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0) return errno == EAGAIN;
-    client->out.erase(0, sent);
-  }
-  return true;
+  return SendSome(client->fd, &client->out);
 }
 
 }  // namespace tessera

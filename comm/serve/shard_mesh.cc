@@ -22,12 +22,12 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "base/system/close_on_fork.h"
 #include "base/thread/deadline.h"
 #include "base/thread/start_thread.h"
 #include "comm/connect/handshake.h"
 #include "comm/connect/job_secret.h"
 #include "comm/connect/reception.h"
+#include "comm/connect/sockets.h"
 #include "comm/rendezvous/local_address.h"
 
 namespace tessera {
@@ -36,11 +36,6 @@ namespace {
 constexpr int kTickMs = 50;
 // How long a rank is waited for before the store is asked about it.
 constexpr absl::Duration kPatience = absl::Milliseconds(300);
-
-void CloseOnce(int* fd) {
-  if (*fd >= 0) CloseDescriptor(*fd);
-  *fd = -1;
-}
 
 bool OutOfDescriptors(int error) { return error == EMFILE || error == ENFILE; }
 

@@ -17,7 +17,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/system/close_on_fork.h"
+#include "comm/connect/sockets.h"
 
 namespace tessera {
 namespace {
@@ -41,11 +41,6 @@ bool IsSound(const ShardAnswer& header) {
          header.bytes <= kMaxMessageBytes;
 }
 
-void CloseOnce(int* fd) {
-  if (*fd >= 0) CloseDescriptor(*fd);
-  *fd = -1;
-}
-
 }  // namespace
 
 // ---- AskingEnd ----
@@ -57,15 +52,7 @@ void AskingEnd::Ask(const ShardRequest& request) {
   out_.append(reinterpret_cast<const char*>(&request), sizeof(request));
 }
 
-bool AskingEnd::Send() {
-  while (!out_.empty()) {
-    const ssize_t sent =
-        send(fd_, out_.data(), out_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0) return WouldBlock();
-    out_.erase(0, sent);
-  }
-  return true;
-}
+bool AskingEnd::Send() { return SendSome(fd_, &out_); }
 
 bool AskingEnd::Receive() {
   int64_t budget = kTurnBytes;
@@ -184,11 +171,7 @@ bool ServingEnd::Send() {
 }
 
 bool ServingEnd::Receive(std::vector<ShardRequest>* requests) {
-  char buffer[64 * sizeof(ShardRequest)];
-  const ssize_t got = recv(fd_, buffer, sizeof(buffer), MSG_DONTWAIT);
-  if (got < 0) return WouldBlock();
-  if (got == 0) return false;
-  in_.append(buffer, got);
+  if (!ReceiveSome(fd_, &in_, 64 * sizeof(ShardRequest))) return false;
   size_t at = 0;
   for (; in_.size() - at >= sizeof(ShardRequest); at += sizeof(ShardRequest)) {
     memcpy(&requests->emplace_back(), in_.data() + at, sizeof(ShardRequest));

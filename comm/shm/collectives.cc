@@ -119,12 +119,8 @@ absl::Status Collectives::Broadcast(absl::string_view what, void* data,
   const bool is_root = exchange_.rank() == root;
   exchange_.SetRows(&call, data, {is_root ? bytes : 0});
   if (!is_root) {
-    call.read = [&](const Window& window) -> absl::Status {
-      const char* from;
-      int64_t n;
-      TESSERA_RETURN_IF_ERROR(exchange_.Row(root, 0, window, &from, &n));
-      std::memcpy(static_cast<char*>(data) + window.begin, from, n);
-      return absl::OkStatus();
+    call.read = [&](const Window& window) {
+      return exchange_.CopyRow(root, 0, window, static_cast<char*>(data));
     };
   }
   return exchange_.Run(&call);
@@ -159,11 +155,8 @@ absl::Status Collectives::MoveParts(absl::string_view what, CollectiveOp op,
     for (int i = 0; i < exchange_.size(); ++i) {
       const int peer = exchange_.Peer(i);
       if (out[peer] == nullptr) continue;
-      const char* from;
-      int64_t n;
       TESSERA_RETURN_IF_ERROR(
-          exchange_.Row(peer, exchange_.rank(), window, &from, &n));
-      std::memcpy(out[peer] + window.begin, from, n);
+          exchange_.CopyRow(peer, exchange_.rank(), window, out[peer]));
     }
     return absl::OkStatus();
   };
@@ -194,11 +187,9 @@ absl::Status Collectives::AllGatherTexts(absl::string_view what,
   };
   call.read = [&](const Window& window) -> absl::Status {
     for (int i = 1; i < exchange_.size(); ++i) {
-      const char* from;
-      int64_t n;
+      const int peer = exchange_.Peer(i);
       TESSERA_RETURN_IF_ERROR(
-          exchange_.Row(exchange_.Peer(i), 0, window, &from, &n));
-      std::memcpy((*texts)[exchange_.Peer(i)].data() + window.begin, from, n);
+          exchange_.CopyRow(peer, 0, window, (*texts)[peer].data()));
     }
     return absl::OkStatus();
   };

@@ -291,6 +291,15 @@ char* Exchange::ResultSlot(int peer, const Window& window) const {
          (kSlots + window.slot) * kSlotBytes;
 }
 
+absl::Status Exchange::CopyRow(int peer, int row, const Window& window,
+                               char* to) {
+  const char* data;
+  int64_t bytes;
+  TESSERA_RETURN_IF_ERROR(Row(peer, row, window, &data, &bytes));
+  std::memcpy(to + window.begin, data, bytes);
+  return absl::OkStatus();
+}
+
 absl::Status Exchange::Fold(int row, const Window& window, ReduceOp op,
                             char* out) {
   const void* sources[kMaxRanks];

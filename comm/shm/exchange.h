@@ -109,6 +109,8 @@ class Exchange {
   // Row `row` of rank `peer` in a window; waits until it may be read.
   absl::Status Row(int peer, int row, const Window& window, const char** data,
                    int64_t* bytes);
+  // Copies that row, in a window, to where it lies in the row at `to`.
+  absl::Status CopyRow(int peer, int row, const Window& window, char* to);
   // Folds row `row` of all ranks into `out`.
   absl::Status Fold(int row, const Window& window, ReduceOp op, char* out);
   // Where rank `peer` has its results of a window, which begin as a row does:

@@ -33,6 +33,7 @@
 #include "base/torch_guard.h"
 #include "comm/connect/handshake.h"
 #include "comm/connect/job_secret.h"
+#include "comm/connect/sockets.h"
 #include "comm/launch/launcher.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/watch/liveness_frames.h"
@@ -255,12 +256,7 @@ void LivenessMonitor::Welcome(const Guest& guest) {
 }
 
 bool LivenessMonitor::Read(Peer* peer) {
-  char buffer[256];
-  const ssize_t got = recv(peer->fd, buffer, sizeof(buffer), MSG_DONTWAIT);
-  if (got < 0) return errno == EAGAIN || errno == EINTR;
-  if (got == 0) return false;
-  peer->in.append(buffer, got);
-  return Understand(peer);
+  return ReceiveSome(peer->fd, &peer->in, 256) && Understand(peer);
 }
 
 bool LivenessMonitor::Understand(Peer* peer) {
