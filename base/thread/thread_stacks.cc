@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <execinfo.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -23,6 +22,7 @@
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/file.h"
 #include "base/thread/deadline.h"
 
 namespace tessera {
@@ -63,15 +63,9 @@ void Record(int, siginfo_t* info, void*) {
   errno = saved_errno;
 }
 
+// Returns "" where there is no such file: the thread has ended.
 std::string ReadAll(const std::string& path) {
-  std::string text;
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return text;
-  char buffer[512];
-  ssize_t got = 0;
-  while ((got = read(fd, buffer, sizeof(buffer))) > 0) text.append(buffer, got);
-  close(fd);
-  return text;
+  return ReadWholeFile(path).value_or("");
 }
 
 std::vector<pid_t> Threads() {
