@@ -12,7 +12,6 @@
 //
 // Each tag costs an open file: at most 200 are open at a time, and files beyond
 // that are opened for each line.
-// time, those beyond are opened for each line.
 #ifndef MONITOR_CSV_WRITER_H_
 #define MONITOR_CSV_WRITER_H_
 

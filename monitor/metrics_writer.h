@@ -30,7 +30,6 @@ class MetricsWriter {
   // Waits until what was written is on the disk. Errors are those of FileError.
   // LOCAL.
   virtual absl::Status Flush() = 0;
-  // Returns the file or folder, for messages.
 };
 
 }  // namespace tessera

@@ -34,28 +34,11 @@ int32_t Int32At(absl::Span<const uint8_t> bytes, size_t index) {
 
 }  // namespace
 
-int64_t TokenBytes(TokenType type) {
-  switch (type) {
-    case TokenType::kUint8:
-      return 1;
-    case TokenType::kUint16:
-      return 2;
-    case TokenType::kUint32:
-      break;
-  }
-  return 4;
-}
+int64_t TokenBytes(TokenType type) { return 1 << static_cast<int>(type); }
 
 const char* TokenTypeName(TokenType type) {
-  switch (type) {
-    case TokenType::kUint8:
-      return "uint8";
-    case TokenType::kUint16:
-      return "uint16";
-    case TokenType::kUint32:
-      break;
-  }
-  return "uint32";
+  constexpr const char* kNames[] = {"uint8", "uint16", "uint32"};
+  return kNames[static_cast<int>(type)];
 }
 
 int64_t MaxToken(TokenType type) {

@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "base/memory/memory.h"
-#include "base/status.h"
+#include "comm/all_gather_values.h"
 
 namespace {
 
@@ -35,24 +33,10 @@ std::string PerRank(const std::vector<RankMemory>& memory,
 absl::StatusOr<std::vector<RankMemory>> GatherMemory(
     const tessera::MemoryLedger& ledger, tessera::Communicator& communicator) {
   const auto resident = tessera::ReadResidentMemory();  // absent: shown as 0
-  const std::string mine = absl::StrCat(resident.ok() ? resident->rss_bytes : 0,
-                                        " ", ledger.total().peak_bytes);
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> all,
-      communicator.AllGatherStrings(mine, {"memory of each rank"}));
-  std::vector<RankMemory> memory;
-  for (const std::string& text : all) {
-    const std::vector<std::string> parts = absl::StrSplit(text, ' ');
-    RankMemory rank;
-    if (parts.size() != 2 ||
-        !absl::SimpleAtoi(parts[0], &rank.resident_bytes) ||
-        !absl::SimpleAtoi(parts[1], &rank.counted_peak_bytes)) {
-      return absl::InternalError(
-          absl::StrCat("memory of a rank: got '", text, "'"));
-    }
-    memory.push_back(rank);
-  }
-  return memory;
+  RankMemory mine;
+  if (resident.ok()) mine.resident_bytes = resident->rss_bytes;
+  mine.counted_peak_bytes = ledger.total().peak_bytes;
+  return tessera::AllGatherValue(&communicator, mine, {"memory of each rank"});
 }
 
 std::string Describe(const std::vector<RankMemory>& memory) {
