@@ -29,7 +29,7 @@
 #include "absl/time/time.h"
 #include "base/monotonic.h"
 #include "benchmarks/auto_cases.h"
-#include "benchmarks/figures.h"
+#include "benchmarks/program.h"
 #include "benchmarks/rank_program.h"
 #include "comm/all_gather_values.h"
 #include "config/config.h"

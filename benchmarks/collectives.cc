@@ -35,7 +35,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "benchmarks/bare_copy.h"
-#include "benchmarks/figures.h"
+#include "benchmarks/program.h"
 #include "benchmarks/rank_program.h"
 #include "comm/all_gather_values.h"
 #include "comm/gloo/gloo_transport.h"

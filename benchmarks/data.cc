@@ -31,7 +31,6 @@
 #include "base/bits.h"
 #include "base/isa.h"
 #include "base/status.h"
-#include "benchmarks/figures.h"
 #include "benchmarks/program.h"
 #include "data/text/token_corpus.h"
 

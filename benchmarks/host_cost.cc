@@ -36,7 +36,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "benchmarks/figures.h"
 #include "benchmarks/plain_training.h"
 #include "benchmarks/program.h"
 #include "c10/core/CPUAllocator.h"

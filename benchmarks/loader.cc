@@ -39,7 +39,6 @@
 #include "base/monotonic.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "benchmarks/figures.h"
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/program.h"
 #include "data/distributed_order.h"

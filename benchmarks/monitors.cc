@@ -24,8 +24,8 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/str_format.h"
-#include "benchmarks/figures.h"
 #include "benchmarks/peer_gpt.h"
+#include "benchmarks/program.h"
 #include "benchmarks/rank_program.h"
 #include "engine/tessera.h"
 

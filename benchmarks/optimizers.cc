@@ -37,7 +37,6 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "benchmarks/disk_traffic.h"
-#include "benchmarks/figures.h"
 #include "benchmarks/program.h"
 #include "benchmarks/triad.h"
 #include "benchmarks/workers.h"

@@ -9,7 +9,6 @@
 #include "absl/status/statusor.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "benchmarks/figures.h"
 #include "benchmarks/program.h"
 #include "comm/all_gather_values.h"
 #include "comm/world/world.h"

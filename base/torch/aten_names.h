@@ -1,7 +1,7 @@
 // AtenNames: a set of libtorch's own operators, in one literal.
 //
-//   static const AtenNames names("mm,addmm,bmm");
-//   names.Contains("aten::mm")
+//   static const auto* const names = new AtenNames("mm,addmm,bmm");
+//   names->Contains("aten::mm")
 #ifndef BASE_TORCH_ATEN_NAMES_H_
 #define BASE_TORCH_ATEN_NAMES_H_
 

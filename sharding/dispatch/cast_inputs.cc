@@ -84,7 +84,7 @@ bool FlatCastsInputsOf(const at::Tensor& tensor) {
 }
 
 InputCasts InputCastsOf(const std::string& name) {
-  static const AtenNames inputs(
+  static const auto* const inputs = new AtenNames(
       "linear,matmul,linalg_matmul,mm,bmm,mv,addmm,addmv,addbmm,baddbmm,dot,"
       "vdot,linalg_vecdot,inner,tensordot,einsum,chain_matmul,"
       "linalg_multi_dot,bilinear,lerp,conv1d,conv2d,conv3d,conv_tbc,"
@@ -92,11 +92,11 @@ InputCasts InputCastsOf(const std::string& name) {
       "_convolution,lstm,gru,rnn_tanh,rnn_relu,lstm_cell,gru_cell,"
       "rnn_tanh_cell,rnn_relu_cell,prelu,embedding_bag,"
       "scaled_dot_product_attention");
-  static const AtenNames normalizations(
+  static const auto* const normalizations = new AtenNames(
       "layer_norm,native_layer_norm,rms_norm,_fused_rms_norm,group_norm,"
       "native_group_norm,batch_norm,native_batch_norm,instance_norm");
-  if (inputs.Contains(name)) return InputCasts::kInputs;
-  if (normalizations.Contains(name)) return InputCasts::kNormalization;
+  if (inputs->Contains(name)) return InputCasts::kInputs;
+  if (normalizations->Contains(name)) return InputCasts::kNormalization;
   return InputCasts::kNone;
 }
 

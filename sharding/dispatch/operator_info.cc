@@ -13,21 +13,21 @@ namespace {
 // of them, or none of a particular argument (type_as reads its first through an
 // inner operator, which is seen).
 bool LooksAtSizesOnly(const std::string& name) {
-  static const AtenNames names(
+  static const auto* const names = new AtenNames(
       "empty_like,zeros_like,ones_like,full_like,rand_like,randn_like,"
       "randint_like,new_empty,new_zeros,new_ones,new_full,new_empty_strided,"
       "requires_grad_,retain_grad,is_same_size,type_as,result_type,can_cast,"
       "is_complex,is_floating_point,is_signed,is_neg,is_conj,is_inference,"
       "size,stride,sym_size,sym_stride,sym_numel,sym_storage_offset,_version,"
       "is_leaf,set_data,data,is_pinned");
-  return names.Contains(name);
+  return names->Contains(name);
 }
 
 bool OverwritesFirst(const std::string& name) {
-  static const AtenNames names(
+  static const auto* const names = new AtenNames(
       "zero_,fill_,uniform_,normal_,random_,copy_,exponential_,geometric_,"
       "log_normal_,cauchy_,bernoulli_");
-  return names.Contains(name);
+  return names->Contains(name);
 }
 
 bool ReturnsView(const c10::FunctionSchema& schema) {
@@ -42,12 +42,12 @@ bool ReturnsView(const c10::FunctionSchema& schema) {
 // Operators that update running statistics in training. Of 2.11's schemas those
 // of the last two alone say so.
 bool UpdatesStatistics(const std::string& name) {
-  static const AtenNames names(
+  static const auto* const names = new AtenNames(
       "batch_norm,native_batch_norm,cudnn_batch_norm,miopen_batch_norm,"
       "instance_norm,_batch_norm_impl_index,batch_norm_gather_stats,"
       "batch_norm_gather_stats_with_counts,batch_norm_update_stats,"
       "_native_batch_norm_legit,_batch_norm_with_update");
-  return names.Contains(name);
+  return names->Contains(name);
 }
 
 // instance_norm's use_input_stats is no such flag: it writes in any case.

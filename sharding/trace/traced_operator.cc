@@ -7,11 +7,11 @@ namespace tessera {
 namespace {
 
 bool LooksAtValues(const std::string& name) {
-  static const AtenNames names(
+  static const auto* const names = new AtenNames(
       "_local_scalar_dense,nonzero,masked_select,_unique,_unique2,unique_dim,"
       "unique_consecutive,unique_dim_consecutive,bincount,repeat_interleave,"
       "_ctc_loss,_assert_async");
-  return names.Contains(name);
+  return names->Contains(name);
 }
 
 bool ReturnsAlias(const c10::FunctionSchema& schema) {
