@@ -64,80 +64,61 @@ class Sorting {
   }
   void Begin(std::string title) { groups_.push_back({std::move(title), {}}); }
 
+  // Series and the names of their lines.
+  using Lines = std::vector<std::pair<std::string, std::string>>;
+  enum class Scale { kFromZero, kLog };
+  void Add(std::string title, std::string unit, Scale scale,
+           const Lines& lines) {
+    Chart chart = New(std::move(title), std::move(unit));
+    chart.from_zero = scale == Scale::kFromZero;
+    chart.log_scale = scale == Scale::kLog;
+    for (const auto& [series, name] : lines) Take(series, name, &chart);
+    Keep(std::move(chart));
+  }
+
   void Training() {
     Begin("Training");
-    Chart loss = New("loss", "");
-    loss.log_scale = true;
-    Take("loss", "loss", &loss);
+    Lines losses = {{"loss", "loss"}}, rates = {{"lr", "lr"}};
     for (const auto& [name, values] : run_.series) {
       if (absl::EndsWith(name, "/loss") || absl::EndsWith(name, "_loss")) {
-        Take(name, name, &loss);
+        losses.emplace_back(name, name);
       }
-    }
-    Keep(std::move(loss));
-    Chart rate = New("learning rate", "");
-    rate.from_zero = true;
-    Take("lr", "lr", &rate);
-    for (const auto& [name, values] : run_.series) {
       if (absl::StartsWith(name, "lr/") || absl::StartsWith(name, "lr.")) {
-        Take(name, name.substr(3), &rate);
+        rates.emplace_back(name, name.substr(3));
       }
     }
-    Keep(std::move(rate));
-    Chart norm = New("gradient norm", "");
-    norm.log_scale = true;
-    Take("grad_norm", "gradient norm", &norm);
-    Keep(std::move(norm));
-    Chart scale = New("loss scale", "");
-    scale.log_scale = true;
-    Take("loss_scale", "loss scale", &scale);
-    Keep(std::move(scale));
+    Add("loss", "", Scale::kLog, losses);
+    Add("learning rate", "", Scale::kFromZero, rates);
+    Add("gradient norm", "", Scale::kLog, {{"grad_norm", "gradient norm"}});
+    Add("loss scale", "", Scale::kLog, {{"loss_scale", "loss scale"}});
   }
 
   void Speed() {
     Begin("Speed");
-    Chart tokens = New("tokens a second, all ranks", "");
-    tokens.from_zero = true;
-    Take("tokens_per_second", "tokens a second", &tokens);
-    Take("tokens_per_s", "tokens a second", &tokens);
-    Keep(std::move(tokens));
-    Chart samples = New("samples a second, all ranks", "");
-    samples.from_zero = true;
-    Take("samples_per_second", "samples a second", &samples);
-    Take("samples_per_s", "samples a second", &samples);
-    Keep(std::move(samples));
-    Chart flops = New("operations of a rank", "TFLOP/s");
-    flops.from_zero = true;
-    Take("tflops", "TFLOP/s", &flops);
-    Keep(std::move(flops));
-    Chart mfu = New("share of the device's peak (MFU)", "");
-    mfu.from_zero = true;
-    Take("mfu", "mfu", &mfu);
-    Keep(std::move(mfu));
-    Stragglers();
-    Chart times = New("time of a step", "ms");
-    times.from_zero = true;
-    for (const char* const name : {"step", "forward", "backward", "update"}) {
-      Take(absl::StrCat(name, "_ms"), name, &times);
-    }
-    Take("backward_inner_ms", "autograd", &times);
-    Take("backward_allreduce_ms", "rest of the reduction", &times);
-    Keep(std::move(times));
-  }
-
-  void Stragglers() {
-    for (const std::string of : {"step", "forward"}) {
-      Chart ranks =
-          New(absl::StrCat(of, " on the slowest and fastest rank"), "ms");
-      ranks.from_zero = true;
-      Take(absl::StrCat(of, "_ms_slowest"), "slowest", &ranks);
-      Take(absl::StrCat(of, "_ms_fastest"), "fastest", &ranks);
-      if (of == "step") {
-        Take("ranks.slowest_ms", "slowest", &ranks);
-        Take("ranks.fastest_ms", "fastest", &ranks);
-      }
-      Keep(std::move(ranks));
-    }
+    Add("tokens a second, all ranks", "", Scale::kFromZero,
+        {{"tokens_per_second", "tokens a second"},
+         {"tokens_per_s", "tokens a second"}});
+    Add("samples a second, all ranks", "", Scale::kFromZero,
+        {{"samples_per_second", "samples a second"},
+         {"samples_per_s", "samples a second"}});
+    Add("operations of a rank", "TFLOP/s", Scale::kFromZero,
+        {{"tflops", "TFLOP/s"}});
+    Add("share of the device's peak (MFU)", "", Scale::kFromZero,
+        {{"mfu", "mfu"}});
+    Add("step on the slowest and fastest rank", "ms", Scale::kFromZero,
+        {{"step_ms_slowest", "slowest"},
+         {"step_ms_fastest", "fastest"},
+         {"ranks.slowest_ms", "slowest"},
+         {"ranks.fastest_ms", "fastest"}});
+    Add("forward on the slowest and fastest rank", "ms", Scale::kFromZero,
+        {{"forward_ms_slowest", "slowest"}, {"forward_ms_fastest", "fastest"}});
+    Add("time of a step", "ms", Scale::kFromZero,
+        {{"step_ms", "step"},
+         {"forward_ms", "forward"},
+         {"backward_ms", "backward"},
+         {"update_ms", "update"},
+         {"backward_inner_ms", "autograd"},
+         {"backward_allreduce_ms", "rest of the reduction"}});
   }
 
   // Adds waits as parts of the step.
@@ -151,11 +132,9 @@ class Sorting {
       Share("data_wait_ms", "for data", *step, &shares);
       Keep(std::move(shares));
     }
-    Chart waits = New("waited in a step", "ms");
-    waits.from_zero = true;
-    Take("exposed_comm_ms", "for communication (exposed)", &waits);
-    Take("data_wait_ms", "for data", &waits);
-    Keep(std::move(waits));
+    Add("waited in a step", "ms", Scale::kFromZero,
+        {{"exposed_comm_ms", "for communication (exposed)"},
+         {"data_wait_ms", "for data"}});
   }
 
   void Share(const std::string& series, std::string name,
@@ -185,12 +164,10 @@ class Sorting {
                        return LargestOf(a.y) > LargestOf(b.y);
                      });
     Keep(std::move(kinds));
-    Chart peak = New("peak of a step", "bytes");
-    peak.from_zero = true;
-    Take("memory_peak_bytes", "peak", &peak);
-    Take("memory.peak_bytes", "peak", &peak);
-    Take("memory.peak", "peak", &peak);
-    Keep(std::move(peak));
+    Add("peak of a step", "bytes", Scale::kFromZero,
+        {{"memory_peak_bytes", "peak"},
+         {"memory.peak_bytes", "peak"},
+         {"memory.peak", "peak"}});
   }
 
   void Others() {
