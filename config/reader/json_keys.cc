@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/edit_distance.h"
 #include "config/reader/json_options.pb.h"
 
@@ -56,92 +57,55 @@ constexpr Synonym kSynonyms[] = {
 // dtype or a number of layers is an error, since it would be lost.
 struct Foreign {
   const char* what;
-  std::vector<absl::string_view> keys;
+  absl::string_view keys;  // separated by commas
 };
-const std::vector<Foreign>& ForeignKeys() {
-  static const auto* const keys = new std::vector<Foreign>{
-      {"a launcher's: ranks, hosts and devices are what this run was started "
-       "with",
-       {"cuda_visible_devices",
-        "CUDA_VISIBLE_DEVICES",
-        "local_rank",
-        "master_addr",
-        "master_port",
-        "hostfile",
-        "launcher",
-        "launcher_args",
-        "include",
-        "exclude",
-        "num_gpus",
-        "num_nodes",
-        "nnodes",
-        "node_rank",
-        "nproc_per_node",
-        "deepspeed_hostfile",
-        "deepspeed_multinode_launcher",
-        "deepspeed_inclusion_filter",
-        "deepspeed_exclusion_filter",
-        "deepspeed_port",
-        "ssh_port",
-        "force_multi",
-        "no_ssh_check"}},
-      {"Accelerate's: ranks and hosts are what this run was started with",
-       {"compute_environment", "distributed_type", "num_machines",
-        "num_processes", "machine_rank", "main_process_ip", "main_process_port",
-        "main_training_function", "rdzv_backend", "same_network",
-        "downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo"}},
-      {"Accelerate's: in a program that is ConstructSharded, and "
-       "Engine::SaveSafetensors",
-       {"zero3_init_flag", "zero3_save_16bit_model"}},
-      {"DeepSpeed ignores it, too: write \"tensorboard\", \"csv_monitor\" or "
-       "\"jsonl_monitor\" at the top level",
-       {"monitor_config", "monitor"}},
-      {"DeepSpeed ignores it, too: write \"comms_logger\" at the top level",
-       {"comms_config"}},
-      {"DeepSpeed ignores it, too: write \"steps_per_print\" at the top level",
-       {"log", "logging", "log_interval", "log_dir", "log_file"}},
-      {"a logger's: enable \"tensorboard\", \"csv_monitor\" or "
-       "\"jsonl_monitor\"",
-       {"wandb_project", "wandb_entity", "wandb_run_name", "wandb_log",
-        "use_wandb", "mlflow", "clearml", "neptune", "swanlab", "report_to",
-        "run_name", "experiment_name", "project_name"}},
-      {"a trainer's: the program logs, saves and evaluates",
-       {"output_dir",
-        "overwrite_output_dir",
-        "logging_dir",
-        "logging_steps",
-        "logging_strategy",
-        "logging_first_step",
-        "save_steps",
-        "save_strategy",
-        "save_interval",
-        "save_total_limit",
-        "save_safetensors",
-        "save_on_each_node",
-        "eval_steps",
-        "eval_strategy",
-        "evaluation_strategy",
-        "eval_interval",
-        "eval_batch_size",
-        "per_device_eval_batch_size",
-        "disable_tqdm",
-        "push_to_hub",
-        "hub_model_id",
-        "dataloader_num_workers",
-        "dataloader_pin_memory",
-        "num_workers",
-        "ddp_timeout",
-        "logging_batch_size_per_gpu"}},
-  };
-  return *keys;
-}
+constexpr Foreign kForeignKeys[] = {
+    {"a launcher's: ranks, hosts and devices are what this run was started "
+     "with",
+     {"cuda_visible_devices,CUDA_VISIBLE_DEVICES,local_rank,"
+      "master_addr,master_port,hostfile,launcher,launcher_args,"
+      "include,exclude,num_gpus,num_nodes,nnodes,node_rank,"
+      "nproc_per_node,deepspeed_hostfile,deepspeed_multinode_launcher,"
+      "deepspeed_inclusion_filter,deepspeed_exclusion_filter,"
+      "deepspeed_port,ssh_port,force_multi,no_ssh_check"}},
+    {"Accelerate's: ranks and hosts are what this run was started with",
+     {"compute_environment,distributed_type,num_machines,"
+      "num_processes,machine_rank,main_process_ip,main_process_port,"
+      "main_training_function,rdzv_backend,same_network,downcast_bf16,"
+      "tpu_env,tpu_use_cluster,tpu_use_sudo"}},
+    {"Accelerate's: in a program that is ConstructSharded, and "
+     "Engine::SaveSafetensors",
+     {"zero3_init_flag,zero3_save_16bit_model"}},
+    {"DeepSpeed ignores it, too: write \"tensorboard\", \"csv_monitor\" or "
+     "\"jsonl_monitor\" at the top level",
+     {"monitor_config,monitor"}},
+    {"DeepSpeed ignores it, too: write \"comms_logger\" at the top level",
+     {"comms_config"}},
+    {"DeepSpeed ignores it, too: write \"steps_per_print\" at the top level",
+     {"log,logging,log_interval,log_dir,log_file"}},
+    {"a logger's: enable \"tensorboard\", \"csv_monitor\" or "
+     "\"jsonl_monitor\"",
+     {"wandb_project,wandb_entity,wandb_run_name,wandb_log,use_wandb,"
+      "mlflow,clearml,neptune,swanlab,report_to,run_name,"
+      "experiment_name,project_name"}},
+    {"a trainer's: the program logs, saves and evaluates",
+     {"output_dir,overwrite_output_dir,logging_dir,logging_steps,"
+      "logging_strategy,logging_first_step,save_steps,save_strategy,"
+      "save_interval,save_total_limit,save_safetensors,"
+      "save_on_each_node,eval_steps,eval_strategy,evaluation_strategy,"
+      "eval_interval,eval_batch_size,per_device_eval_batch_size,"
+      "disable_tqdm,push_to_hub,hub_model_id,dataloader_num_workers,"
+      "dataloader_pin_memory,num_workers,ddp_timeout,"
+      "logging_batch_size_per_gpu"}},
+};
 
 }  // namespace
 
 const char* WhoseKey(absl::string_view key) {
-  for (const Foreign& foreign : ForeignKeys()) {
-    if (std::find(foreign.keys.begin(), foreign.keys.end(), key) !=
-        foreign.keys.end()) {
+  for (const Foreign& foreign : kForeignKeys) {
+    const std::vector<absl::string_view> keys =
+        absl::StrSplit(foreign.keys, ',');
+    if (std::find(keys.begin(), keys.end(), key) != keys.end()) {
       return foreign.what;
     }
   }
