@@ -24,12 +24,6 @@ bool MayBeNull(const FieldDescriptor& field) {
   return field.options().GetExtension(proto::json_null);
 }
 
-bool IsSet(const Message& message, const FieldDescriptor& field) {
-  const auto& reflection = *message.GetReflection();
-  return field.is_repeated() ? reflection.FieldSize(message, &field) > 0
-                             : reflection.HasField(message, &field);
-}
-
 // Returns whether the field is a section that, if absent, does not mean a
 // section of defaults.
 bool IsAbsentByDefault(const FieldDescriptor& field) {
@@ -55,8 +49,7 @@ bool IsShown(const Message& message, const FieldDescriptor& field) {
     return false;
   }
   if (field.has_default_value()) return true;
-  return field.message_type() != nullptr && !field.is_repeated() &&
-         !IsFreeForm(field) && !IsAbsentByDefault(field);
+  return IsSection(field) && !IsAbsentByDefault(field);
 }
 
 std::vector<const FieldDescriptor*> FieldsOf(const Message& message) {
@@ -217,11 +210,7 @@ class TextWriter {
   static const char* Mark(const Message& message, const FieldDescriptor& field,
                           bool is_written) {
     if (is_written) return "";
-    const std::unique_ptr<Message> defaults(message.New());
-    const bool is_default =
-        field.has_default_value() &&
-        ValueText(message, field) == ValueText(*defaults, field);
-    return is_default ? "  # default" : "  # resolved";
+    return IsDefault(message, field) ? "  # default" : "  # resolved";
   }
 
   void WriteLine(const FieldDescriptor& field, const std::string& value,

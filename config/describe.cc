@@ -72,11 +72,6 @@ std::string CommentOf(const FieldDescriptor& field) {
   return text;
 }
 
-bool IsSection(const FieldDescriptor& field) {
-  return field.message_type() != nullptr && !field.is_map() &&
-         !IsFreeForm(field);
-}
-
 std::string KindOfOne(const FieldDescriptor& field) {
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT32:
@@ -163,11 +158,10 @@ void Collect(const Descriptor& level, const std::string& prefix,
     }
     SetFate(field.options(), &key);
     keys->push_back(key);
-    if (IsSection(field)) {
+    // A section, or a list of them.
+    if (field.message_type() != nullptr && !field.is_map() &&
+        !IsFreeForm(field)) {
       Collect(*field.message_type(), key.path + ".", &key, keys);
-    } else if (field.is_repeated() && !field.is_map() &&
-               field.message_type() != nullptr) {
-      Collect(*field.message_type(), key.path + "[].", &key, keys);
     }
   }
 }
@@ -201,7 +195,8 @@ std::string Row(const KeyDescription& key) {
 
 std::string SchemaOf(const Descriptor& level, const std::string& indent);
 
-std::string SchemaType(const FieldDescriptor& field) {
+std::string SchemaType(const FieldDescriptor& field,
+                       const std::string& indent) {
   const auto& words = field.options().GetRepeatedExtension(proto::one_of);
   if (!words.empty() && !field.options().GetExtension(proto::any_case)) {
     return absl::StrCat(
@@ -213,7 +208,7 @@ std::string SchemaType(const FieldDescriptor& field) {
         "]");
   }
   if (field.message_type() != nullptr) {  // a list of sections
-    return SchemaOf(*field.message_type(), "  ");
+    return SchemaOf(*field.message_type(), indent);
   }
   std::string type = absl::StrCat("\"type\": ", QuoteJson(KindOfOne(field)));
   const auto limit = [&](const char* name, const auto& id) {
@@ -240,16 +235,16 @@ std::string SchemaOfValue(const FieldDescriptor& field,
   if (IsSection(field)) return SchemaOf(*field.message_type(), indent);
   if (field.is_repeated()) {
     const std::string list = absl::StrCat("\"type\": \"array\", \"items\": {",
-                                          SchemaType(field), "}");
+                                          SchemaType(field, indent), "}");
     return field.options().GetExtension(proto::json_single)
-               ? absl::StrCat("\"anyOf\": [{", SchemaType(field), "}, {", list,
-                              "}]")
+               ? absl::StrCat("\"anyOf\": [{", SchemaType(field, indent),
+                              "}, {", list, "}]")
                : list;
   }
-  if (word.empty()) return SchemaType(field);
+  if (word.empty()) return SchemaType(field, indent);
   return field.cpp_type() == FieldDescriptor::CPPTYPE_BOOL
              ? absl::StrCat("\"const\": ", QuoteJson(word))
-             : absl::StrCat("\"anyOf\": [{", SchemaType(field),
+             : absl::StrCat("\"anyOf\": [{", SchemaType(field, indent),
                             "}, {\"const\": ", QuoteJson(word), "}]");
 }
 

@@ -5,7 +5,6 @@
 #define CONFIG_VALIDATE_H_
 
 #include <string>
-#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "config/reader/faults.h"
@@ -27,11 +26,10 @@ void ResolveOptimizer(proto::Config* config, Faults* faults);
 // Completes `scheduler`, if there is one, with the defaults of its type's
 // parameters. REQUIRES: ResolveOptimizer.
 void ResolveScheduler(proto::Config* config, Faults* faults);
-// IsSchedule returns whether there is a schedule of that name; ScheduleNames
-// lists all; InsteadOfSchedule says what to do instead of another class of
+// IsSchedule returns whether there is a schedule of that name;
+// InsteadOfSchedule says what to do instead of another class of
 // torch.optim.lr_scheduler.
 bool IsSchedule(absl::string_view type);
-const std::vector<std::string>& ScheduleNames();
 std::string InsteadOfSchedule(absl::string_view type);
 // Completes learning_rate_scaling, if there is one. REQUIRES: ResolveBatch.
 void ResolveLearningRateScaling(proto::Config* config, Faults* faults);

@@ -30,36 +30,37 @@ constexpr const char* kTorch[] = {
     "Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS",     "NAdam",
     "RAdam",    "RMSprop",   "Rprop",  "SGD",  "SparseAdam"};
 
+// Returns the names of all optimizers that are known, here or elsewhere.
+std::vector<std::string> KnownNames() {
+  std::vector<std::string> names(std::begin(kDeepSpeed), std::end(kDeepSpeed));
+  names.insert(names.end(), std::begin(kTorch), std::end(kTorch));
+  for (const std::string& ours : AlgorithmNames()) {
+    if (std::find(names.begin(), names.end(), ours) == names.end()) {
+      names.push_back(ours);
+    }
+  }
+  return names;
+}
+
+// Returns the name as it is spelled; "" if there is no such name.
+std::string FindName(const std::vector<std::string>& names,
+                     const std::string& written) {
+  for (const std::string& name : names) {
+    const bool any_case = std::find(std::begin(kTorch), std::end(kTorch),
+                                    name) == std::end(kTorch);
+    if (any_case ? absl::EqualsIgnoreCase(name, written) : name == written) {
+      return name;
+    }
+  }
+  return "";
+}
+
 bool Has(const AlgorithmRow& row, const std::string& field) {
   if (field == "betas") return row.FindOrRest("beta1") != nullptr;
   if (field == "state_dtype" || field == "ema_decay") return true;
   return row.FindOrRest(field) != nullptr ||
          std::any_of(row.fields.begin(), row.fields.end(),
                      [&](const ConfigField& own) { return field == own.name; });
-}
-
-// Returns the name as it is spelled; "" if there is no such name.
-template <typename Equal>
-std::string Find(const std::vector<std::string>& names, const std::string& name,
-                 Equal equal) {
-  for (const std::string& known : names) {
-    if (equal(known, name)) return known;
-  }
-  return "";
-}
-
-bool SameInAnyCase(const std::string& a, const std::string& b) {
-  return absl::EqualsIgnoreCase(a, b);
-}
-bool Same(const std::string& a, const std::string& b) { return a == b; }
-
-template <typename Names>
-bool Contains(const Names& names, const std::string& name) {
-  return std::find(std::begin(names), std::end(names), name) != std::end(names);
-}
-template <typename Names>
-void Append(const Names& names, std::vector<std::string>* all) {
-  all->insert(all->end(), std::begin(names), std::end(names));
 }
 
 // `params` is OptimizerParams or GroupParams.
@@ -264,16 +265,8 @@ void ResolveOptimizer(proto::Config* config, Faults* faults) {
   proto::Optimizer& optimizer = *config->mutable_optimizer();
   const bool bf16_states =
       config->bf16().enabled() && config->bf16().bf16_optimizer_states();
-  std::vector<std::string> known;
-  Append(kDeepSpeed, &known);
-  for (const std::string& ours : AlgorithmNames()) {
-    if (!Contains(kDeepSpeed, ours) && !Contains(kTorch, ours)) {
-      known.push_back(ours);
-    }
-  }
-  std::string type = Find(known, optimizer.type(), SameInAnyCase);
-  Append(kTorch, &known);
-  if (type.empty()) type = Find(known, optimizer.type(), Same);
+  const std::vector<std::string> known = KnownNames();
+  const std::string type = FindName(known, optimizer.type());
   if (!optimizer.has_type()) {
     faults->Add("optimizer.type", "missing: expected Adam, AdamW or another");
   } else if (type.empty()) {

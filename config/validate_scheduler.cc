@@ -1,20 +1,23 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
-#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/check.h"
 #include "config/config.pb.h"
 #include "config/defaults.h"
+#include "config/reader/field_path.h"
 #include "config/reader/json_options.pb.h"
 #include "config/validate.h"
 #include "google/protobuf/descriptor.h"
+#include "google/protobuf/text_format.h"
 #include "optim/algorithms/algorithm.h"
 
 namespace tessera {
@@ -25,193 +28,130 @@ using google::protobuf::FieldDescriptor;
 // These exist in torch.optim.lr_scheduler, but not here.
 constexpr const char* kOthers[] = {"ChainedScheduler", "LambdaLR",
                                    "MultiplicativeLR", "SequentialLR"};
-constexpr const char* kDeepSpeed[] = {"LRRangeTest", "OneCycle", "WarmupLR",
-                                      "WarmupDecayLR", "WarmupCosineLR"};
 
-// These schedules have rates of their own; all others multiply each group's.
-constexpr const char* kOfOneRate[] = {"LRRangeTest", "OneCycle",
-                                      "WarmupLR",    "WarmupDecayLR",
-                                      "OneCycleLR",  "CyclicLR"};
+struct Schedule {
+  const char* name;
+  bool of_deepspeed;
+  // It has rates of its own; all others multiply each group's.
+  bool one_rate;
+  const char* needed;    // parameters that must be given
+  const char* defaults;  // of the others, as protobuf text; see Fill for more
+};
+// DeepSpeed's, torch's, and our own.
+constexpr Schedule kSchedules[] = {
+    {"LRRangeTest", true, true, "",
+     "last_batch_iteration: -1 lr_range_test_min_lr: 1e-3 "
+     "lr_range_test_step_size: 2000 lr_range_test_step_rate: 1 "
+     "lr_range_test_staircase: false"},
+    {"OneCycle", true, true, "cycle_min_lr cycle_max_lr",
+     "last_batch_iteration: -1 decay_lr_rate: 0 cycle_first_step_size: 2000 "
+     "cycle_first_stair_count: 0 decay_step_size: 0 cycle_momentum: true "
+     "cycle_min_mom: 0.8 cycle_max_mom: 0.9 decay_mom_rate: 0"},
+    {"WarmupLR", true, true, "",
+     "last_batch_iteration: -1 warmup_num_steps: 1000 warmup_type: 'log' "
+     "warmup_min_lr: 0"},
+    {"WarmupDecayLR", true, true, "total_num_steps",
+     "last_batch_iteration: -1 warmup_num_steps: 1000 warmup_type: 'log' "
+     "warmup_min_lr: 0 warmup_max_lr: 1e-3"},
+    {"WarmupCosineLR", true, false, "total_num_steps",
+     "last_batch_iteration: -1 warmup_num_steps: 1000 warmup_type: 'log' "
+     "warmup_min_ratio: 0 cos_min_ratio: 1e-4"},
+    {"ConstantLR", false, false, "",
+     "last_epoch: -1 factor: 0.3333333333333333 total_iters: 5"},
+    {"CosineAnnealingLR", false, false, "T_max",
+     "last_epoch: -1 eta_min: 0 after: 'rise'"},
+    {"CosineAnnealingWarmRestarts", false, false, "T_0",
+     "last_epoch: -1 eta_min: 0 T_mult: 1"},
+    {"CyclicLR", false, true, "base_lr max_lr",
+     "last_epoch: -1 step_size_up: 2000 mode: 'triangular' gamma: 1 "
+     "cycle_momentum: true base_momentum: 0.8 max_momentum: 0.9"},
+    {"ExponentialLR", false, false, "gamma", "last_epoch: -1"},
+    {"LinearLR", false, false, "",
+     "last_epoch: -1 start_factor: 0.3333333333333333 end_factor: 1 "
+     "total_iters: 5"},
+    {"MultiStepLR", false, false, "milestones", "last_epoch: -1 gamma: 0.1"},
+    {"OneCycleLR", false, true, "max_lr total_steps",
+     "last_epoch: -1 pct_start: 0.3 anneal_strategy: 'cos' "
+     "cycle_momentum: true base_momentum: 0.85 max_momentum: 0.95 "
+     "div_factor: 25 final_div_factor: 1e4 three_phase: false"},
+    {"PolynomialLR", false, false, "",
+     "last_epoch: -1 power: 1 total_iters: 5"},
+    {"ReduceLROnPlateau", false, false, "",
+     "mode: 'min' factor: 0.1 patience: 10 threshold: 1e-4 "
+     "threshold_mode: 'rel' cooldown: 0 min_lr: 0 eps: 1e-8"},
+    {"StepLR", false, false, "step_size", "last_epoch: -1 gamma: 0.1"},
+    {"WSD", false, false, "total_num_steps decay_num_steps",
+     "warmup_num_steps: 0 warmup_min_ratio: 0 decay_type: 'linear' "
+     "decay_min_ratio: 0"},
+};
 
-// Sets the field if it is absent.
-#define TESSERA_DEFAULT(field, value) \
-  if (!params->has_##field()) params->set_##field(value)
-
-void FillWarmup(proto::SchedulerParams* params) {
-  TESSERA_DEFAULT(warmup_num_steps, 1000);
-  TESSERA_DEFAULT(warmup_type, "log");
-}
-
-void FillOneCycle(proto::SchedulerParams* params) {
-  TESSERA_DEFAULT(decay_lr_rate, 0);
-  TESSERA_DEFAULT(cycle_first_step_size, 2000);
-  TESSERA_DEFAULT(cycle_second_step_size, params->cycle_first_step_size());
-  TESSERA_DEFAULT(cycle_first_stair_count, 0);
-  TESSERA_DEFAULT(cycle_second_stair_count, params->cycle_first_stair_count());
-  TESSERA_DEFAULT(decay_step_size, 0);
-  TESSERA_DEFAULT(cycle_momentum, true);
-  TESSERA_DEFAULT(cycle_min_mom, 0.8);
-  TESSERA_DEFAULT(cycle_max_mom, 0.9);
-  TESSERA_DEFAULT(decay_mom_rate, 0);
-}
-
-void FillRangeTest(proto::SchedulerParams* params) {
-  TESSERA_DEFAULT(lr_range_test_min_lr, 1e-3);
-  TESSERA_DEFAULT(lr_range_test_step_size, 2000);
-  TESSERA_DEFAULT(lr_range_test_step_rate, 1);
-  TESSERA_DEFAULT(lr_range_test_staircase, false);
-}
-
-// Fills in DeepSpeed's defaults, except for what must be given.
-void FillDeepSpeed(const std::string& type, double optimizer_lr,
-                   proto::SchedulerParams* params) {
-  TESSERA_DEFAULT(last_batch_iteration, -1);
-  if (type == "OneCycle") return FillOneCycle(params);
-  if (type == "LRRangeTest") return FillRangeTest(params);
-  FillWarmup(params);
-  if (type == "WarmupCosineLR") {
-    TESSERA_DEFAULT(warmup_min_ratio, 0);
-    TESSERA_DEFAULT(cos_min_ratio, 1e-4);
-    return;
+const Schedule* Find(absl::string_view type) {
+  for (const Schedule& schedule : kSchedules) {
+    if (schedule.name == type) return &schedule;
   }
-  TESSERA_DEFAULT(warmup_min_lr, 0);
-  TESSERA_DEFAULT(warmup_max_lr, type == "WarmupLR" ? optimizer_lr : 1e-3);
+  return nullptr;
 }
 
-void FillOneCycleLr(proto::SchedulerParams* params) {
-  if (params->has_epochs() && params->has_steps_per_epoch()) {
-    TESSERA_DEFAULT(total_steps, params->epochs() * params->steps_per_epoch());
-  }
-  TESSERA_DEFAULT(pct_start, 0.3);
-  TESSERA_DEFAULT(anneal_strategy, "cos");
-  TESSERA_DEFAULT(cycle_momentum, true);
-  TESSERA_DEFAULT(base_momentum, 0.85);
-  TESSERA_DEFAULT(max_momentum, 0.95);
-  TESSERA_DEFAULT(div_factor, 25);
-  TESSERA_DEFAULT(final_div_factor, 1e4);
-  TESSERA_DEFAULT(three_phase, false);
+std::vector<std::string> NeededBy(const Schedule& schedule) {
+  return absl::StrSplit(schedule.needed, ' ', absl::SkipEmpty());
 }
 
-void FillCyclicLr(proto::SchedulerParams* params) {
-  TESSERA_DEFAULT(step_size_up, 2000);
-  TESSERA_DEFAULT(step_size_down, params->step_size_up());
-  TESSERA_DEFAULT(mode, "triangular");
-  TESSERA_DEFAULT(gamma, 1);
-  TESSERA_DEFAULT(cycle_momentum, true);
-  TESSERA_DEFAULT(base_momentum, 0.8);
-  TESSERA_DEFAULT(max_momentum, 0.9);
-}
-
-void FillPlateau(proto::SchedulerParams* params) {
-  TESSERA_DEFAULT(mode, "min");
-  TESSERA_DEFAULT(factor, 0.1);
-  TESSERA_DEFAULT(patience, 10);
-  TESSERA_DEFAULT(threshold, 1e-4);
-  TESSERA_DEFAULT(threshold_mode, "rel");
-  TESSERA_DEFAULT(cooldown, 0);
-  TESSERA_DEFAULT(min_lr, 0);
-  TESSERA_DEFAULT(eps, 1e-8);
-}
-
-void FillWsd(proto::SchedulerParams* params) {
-  TESSERA_DEFAULT(warmup_num_steps, 0);
-  TESSERA_DEFAULT(warmup_min_ratio, 0);
-  TESSERA_DEFAULT(decay_type, "linear");
-  TESSERA_DEFAULT(decay_min_ratio, 0);
-}
-
-// Fills in torch's defaults.
-void FillTorch(const std::string& type, proto::SchedulerParams* params) {
-  TESSERA_DEFAULT(last_epoch, -1);
-  if (type == "OneCycleLR") return FillOneCycleLr(params);
-  if (type == "CyclicLR") return FillCyclicLr(params);
-  if (type == "StepLR" || type == "MultiStepLR") TESSERA_DEFAULT(gamma, 0.1);
-  if (type == "ConstantLR") TESSERA_DEFAULT(factor, 1.0 / 3.0);
-  if (type == "LinearLR") {
-    TESSERA_DEFAULT(start_factor, 1.0 / 3.0);
-    TESSERA_DEFAULT(end_factor, 1);
-  }
-  if (type == "PolynomialLR") TESSERA_DEFAULT(power, 1);
-  if (type == "ConstantLR" || type == "LinearLR" || type == "PolynomialLR") {
-    TESSERA_DEFAULT(total_iters, 5);
-  }
-  if (type == "CosineAnnealingLR" || type == "CosineAnnealingWarmRestarts") {
-    TESSERA_DEFAULT(eta_min, 0);
-  }
-  if (type == "CosineAnnealingLR") TESSERA_DEFAULT(after, "rise");
-  if (type == "CosineAnnealingWarmRestarts") TESSERA_DEFAULT(t_mult, 1);
-}
-
-bool IsDeepSpeeds(const std::string& type) {
-  return std::find(std::begin(kDeepSpeed), std::end(kDeepSpeed), type) !=
-         std::end(kDeepSpeed);
-}
-
-void Fill(const std::string& type, double optimizer_lr,
+// Fills in what is absent, except for what must be given.
+void Fill(const Schedule& schedule, double optimizer_lr,
           proto::SchedulerParams* params) {
-  if (IsDeepSpeeds(type)) return FillDeepSpeed(type, optimizer_lr, params);
-  if (type == "ReduceLROnPlateau") return FillPlateau(params);
-  if (type == "WSD") return FillWsd(params);
-  FillTorch(type, params);
-}
-#undef TESSERA_DEFAULT
-
-std::vector<std::string> NeededBy(const std::string& type) {
-  static const auto* const needed =
-      new std::map<std::string, std::vector<std::string>>{
-          {"OneCycle", {"cycle_min_lr", "cycle_max_lr"}},
-          {"WarmupDecayLR", {"total_num_steps"}},
-          {"WarmupCosineLR", {"total_num_steps"}},
-          {"StepLR", {"step_size"}},
-          {"MultiStepLR", {"milestones"}},
-          {"ExponentialLR", {"gamma"}},
-          {"CosineAnnealingLR", {"T_max"}},
-          {"CosineAnnealingWarmRestarts", {"T_0"}},
-          {"OneCycleLR", {"max_lr", "total_steps"}},
-          {"CyclicLR", {"base_lr", "max_lr"}},
-          {"WSD", {"total_num_steps", "decay_num_steps"}}};
-  const auto it = needed->find(type);
-  return it == needed->end() ? std::vector<std::string>() : it->second;
-}
-
-const FieldDescriptor* FieldOf(const proto::SchedulerParams& params,
-                               const std::string& name) {
-  return params.GetDescriptor()->FindFieldByName(name);
-}
-
-bool Holds(const proto::SchedulerParams& params, const FieldDescriptor& field) {
-  const auto& reflection = *params.GetReflection();
-  return field.is_repeated() ? reflection.FieldSize(params, &field) > 0
-                             : reflection.HasField(params, &field);
+  proto::SchedulerParams p;
+  TESSERA_CHECK(
+      google::protobuf::TextFormat::ParseFromString(schedule.defaults, &p))
+      << schedule.name;
+  const absl::string_view name = schedule.name;
+  if (name == "WarmupLR") p.set_warmup_max_lr(optimizer_lr);
+  p.MergeFrom(*params);
+  *params = std::move(p);
+  // These follow from others.
+  if (name == "OneCycle" && !params->has_cycle_second_step_size()) {
+    params->set_cycle_second_step_size(params->cycle_first_step_size());
+  }
+  if (name == "OneCycle" && !params->has_cycle_second_stair_count()) {
+    params->set_cycle_second_stair_count(params->cycle_first_stair_count());
+  }
+  if (name == "CyclicLR" && !params->has_step_size_down()) {
+    params->set_step_size_down(params->step_size_up());
+  }
+  if (name == "OneCycleLR" && !params->has_total_steps() &&
+      params->has_epochs() && params->has_steps_per_epoch()) {
+    params->set_total_steps(params->epochs() * params->steps_per_epoch());
+  }
 }
 
 std::string Path(absl::string_view name) {
   return absl::StrCat("scheduler.params.", name);
 }
 
-// Checks for parameters that the type does not have, and for missing ones.
+// Checks for parameters that the schedule does not have, and for missing ones.
 // `params` are as written, `filled` have defaults.
-void CheckNames(const std::string& type, const proto::SchedulerParams& params,
+void CheckNames(const Schedule& schedule, const proto::SchedulerParams& params,
                 const proto::SchedulerParams& filled, Faults* faults) {
   proto::SchedulerParams known;
-  Fill(type, 0, &known);
-  std::vector<std::string> names = NeededBy(type);
-  if (type == "OneCycleLR") {
+  Fill(schedule, 0, &known);
+  std::vector<std::string> names = NeededBy(schedule);
+  const std::vector<std::string> needed = names;
+  if (absl::string_view(schedule.name) == "OneCycleLR") {
     names.insert(names.end(), {"epochs", "steps_per_epoch"});
   }
   std::vector<const FieldDescriptor*> fields;
   params.GetReflection()->ListFields(params, &fields);
   for (const FieldDescriptor* field : fields) {
-    if (Holds(known, *field) ||
+    if (HasField(known, field->name()) ||
         field->options().HasExtension(proto::no_effect) ||
         std::find(names.begin(), names.end(), field->name()) != names.end()) {
       continue;
     }
-    faults->Add(Path(field->name()), "'", type, "' has no such parameter");
+    faults->Add(Path(field->name()), "'", schedule.name,
+                "' has no such parameter");
   }
-  for (const std::string& name : NeededBy(type)) {
-    if (Holds(filled, *FieldOf(params, name))) continue;
-    faults->Add(Path(name), "missing: '", type, "' needs it",
+  for (const std::string& name : needed) {
+    if (HasField(filled, name)) continue;
+    faults->Add(Path(name), "missing: '", schedule.name, "' needs it",
                 name == "total_steps" ? ", or epochs and steps_per_epoch" : "");
   }
 }
@@ -281,7 +221,7 @@ void CheckValues(const std::string& type, const proto::SchedulerParams& p,
 
 // Checks that the optimizer has the momentum that torch sets there.
 void CheckHasMomentum(const proto::Optimizer& optimizer,
-                      const std::string& type, const proto::SchedulerParams& p,
+                      const Schedule& schedule, const proto::SchedulerParams& p,
                       Faults* faults) {
   const std::string& of = optimizer.type();
   const std::optional<Algorithm> algorithm = FindAlgorithm(of);
@@ -291,7 +231,7 @@ void CheckHasMomentum(const proto::Optimizer& optimizer,
     faults->Add(Path("cycle_momentum"), "write false with ", of,
                 ": its average is found by one beta1");
   }
-  if (IsDeepSpeeds(type) || row.FindOrRest("beta1") != nullptr ||
+  if (schedule.of_deepspeed || row.FindOrRest("beta1") != nullptr ||
       optimizer.params().momentum() > 0) {
     return;
   }
@@ -301,15 +241,12 @@ void CheckHasMomentum(const proto::Optimizer& optimizer,
 }
 
 void NoteRatesWithoutEffect(const proto::Optimizer& optimizer,
-                            const std::string& type, Faults* faults) {
+                            const Schedule& schedule, Faults* faults) {
   const auto note = [&](const std::string& path) {
-    faults->Note(path, "has no effect: '", type,
+    faults->Note(path, "has no effect: '", schedule.name,
                  "' gives all groups one rate, by its own parameters");
   };
-  if (std::find(std::begin(kOfOneRate), std::end(kOfOneRate), type) ==
-      std::end(kOfOneRate)) {
-    return;
-  }
+  if (!schedule.one_rate) return;
   for (int i = 0; i < optimizer.param_groups_size(); ++i) {
     if (!optimizer.param_groups(i).params().has_lr()) continue;
     note(absl::StrCat("optimizer.param_groups[", i, "].params.lr"));
@@ -334,20 +271,7 @@ void ResolveWarmup(proto::Scheduler* scheduler, Faults* faults) {
 
 }  // namespace
 
-const std::vector<std::string>& ScheduleNames() {
-  static const auto* const names = new std::vector<std::string>(absl::StrSplit(
-      "LRRangeTest,OneCycle,WarmupLR,WarmupDecayLR,WarmupCosineLR,ConstantLR,"
-      "CosineAnnealingLR,CosineAnnealingWarmRestarts,CyclicLR,ExponentialLR,"
-      "LinearLR,MultiStepLR,OneCycleLR,PolynomialLR,ReduceLROnPlateau,StepLR,"
-      "WSD",
-      ','));
-  return *names;
-}
-
-bool IsSchedule(absl::string_view type) {
-  const std::vector<std::string>& names = ScheduleNames();
-  return std::find(names.begin(), names.end(), type) != names.end();
-}
+bool IsSchedule(absl::string_view type) { return Find(type) != nullptr; }
 
 std::string InsteadOfSchedule(absl::string_view type) {
   return type == "SequentialLR" || type == "ChainedScheduler"
@@ -361,7 +285,9 @@ void ResolveScheduler(proto::Config* config, Faults* faults) {
   if (!config->has_scheduler()) return;
   proto::Scheduler& scheduler = *config->mutable_scheduler();
   const std::string& type = scheduler.type();
-  std::vector<std::string> known = ScheduleNames();
+  std::vector<std::string> ours;
+  for (const Schedule& schedule : kSchedules) ours.push_back(schedule.name);
+  std::vector<std::string> known = ours;
   known.insert(known.end(), std::begin(kOthers), std::end(kOthers));
   if (scheduler.has_warmup()) ResolveWarmup(&scheduler, faults);
   if (!scheduler.has_type()) {
@@ -374,14 +300,16 @@ void ResolveScheduler(proto::Config* config, Faults* faults) {
     faults->AddUnknown("scheduler.type", type,
                        "a schedule of DeepSpeed or torch.optim.lr_scheduler, "
                        "or WSD",
-                       ScheduleNames(), known);
-  } else if (IsSchedule(type)) {
+                       ours, known);
+  } else if (const Schedule* const schedule = Find(type)) {
     const proto::SchedulerParams written = scheduler.params();
-    Fill(type, config->optimizer().params().lr(), scheduler.mutable_params());
-    CheckNames(type, written, scheduler.params(), faults);
+    Fill(*schedule, config->optimizer().params().lr(),
+         scheduler.mutable_params());
+    CheckNames(*schedule, written, scheduler.params(), faults);
     CheckValues(type, scheduler.params(), faults);
-    CheckHasMomentum(config->optimizer(), type, scheduler.params(), faults);
-    NoteRatesWithoutEffect(config->optimizer(), type, faults);
+    CheckHasMomentum(config->optimizer(), *schedule, scheduler.params(),
+                     faults);
+    NoteRatesWithoutEffect(config->optimizer(), *schedule, faults);
   }
 }
 

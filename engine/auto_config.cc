@@ -93,12 +93,9 @@ absl::StatusOr<proto::Config> AsTrained(
         "it had ", training.world_size(), " ranks, not ", world_size));
   }
   proto::Config made = config;
-  if (made.zero_optimization().auto_stage()) {
-    made.mutable_zero_optimization()->set_stage(training.stage());
-  }
+  proto::ZeroOptimization* const zero = made.mutable_zero_optimization();
+  if (zero->auto_stage()) zero->set_stage(training.stage());
   if (!LeavesToAuto(made)) return ResolveConfig(made, world_size);
-  proto::ActivationCheckpointing* const recompute =
-      made.mutable_activation_checkpointing();
   // That of another version may have keys that this one does not know.
   TESSERA_ASSIGN_OR_RETURN(
       const ConfigReport report,
@@ -110,37 +107,34 @@ absl::StatusOr<proto::Config> AsTrained(
                      FormatFault(report.faults[0], "checkpoint.json")));
   }
   const proto::Config& theirs = report.config;
-  if (made.auto_micro_batch()) {
-    if (theirs.train_batch_size() != made.train_batch_size()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("its train_batch_size was ", theirs.train_batch_size(),
-                       ", not ", made.train_batch_size()));
-    }
-    made.set_train_micro_batch_size_per_gpu(
-        theirs.train_micro_batch_size_per_gpu());
-    made.set_gradient_accumulation_steps(theirs.gradient_accumulation_steps());
-    made.set_auto_micro_batch(false);
+  if (made.auto_micro_batch() &&
+      theirs.train_batch_size() != made.train_batch_size()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("its train_batch_size was ", theirs.train_batch_size(),
+                     ", not ", made.train_batch_size()));
   }
-  if (recompute->policy() == "auto") {
-    *recompute->mutable_units() = theirs.activation_checkpointing().units();
-    recompute->set_policy(theirs.activation_checkpointing().policy());
+  const proto::Config& batch = made.auto_micro_batch() ? theirs : made;
+  const auto& recompute = theirs.activation_checkpointing();
+  AutoCandidate way;
+  way.stage = zero->stage();
+  way.micro_batch = batch.train_micro_batch_size_per_gpu();
+  way.micro_batches = batch.gradient_accumulation_steps();
+  if (made.activation_checkpointing().policy() == "auto") {
+    *made.mutable_activation_checkpointing()->mutable_units() =
+        recompute.units();
+    if (recompute.units_size() > 0) way.policy = recompute.policy();
   }
-  proto::ZeroOptimization* const zero = made.mutable_zero_optimization();
+  const auto& states = theirs.zero_optimization().offload_optimizer();
   if (zero->offload_optimizer().device() == "auto") {
-    const auto& states = theirs.zero_optimization().offload_optimizer();
-    zero->mutable_offload_optimizer()->set_device(states.device());
-    zero->mutable_offload_optimizer()->set_ratio(states.ratio());
+    way.tiers.states = states.device();
+    way.tiers.ratio = states.ratio();
   }
+  const auto& parameters = theirs.zero_optimization().offload_param();
   if (zero->offload_param().device() == "auto") {
-    const auto& parameters = theirs.zero_optimization().offload_param();
-    proto::OffloadParam* const to = zero->mutable_offload_param();
-    to->set_device(parameters.device());
-    to->set_max_in_cpu(parameters.max_in_cpu());
-    if (to->nvme_path().empty()) {
-      to->set_nvme_path(zero->offload_optimizer().nvme_path());
-    }
+    way.tiers.parameters = parameters.device();
+    way.tiers.max_in_cpu = parameters.max_in_cpu();
   }
-  return ResolveConfig(made, world_size);
+  return ConfigOfWay(made, way, world_size);
 }
 
 absl::Status CheckCanDecide(const proto::Config& config,
@@ -163,33 +157,37 @@ at::Device DeviceOf(const torch::nn::Module& module,
   return parameters.empty() ? at::Device(at::kCPU) : parameters[0].device();
 }
 
-PlanOptions PlanOptionsOf(const proto::Config& config,
-                          const EngineOptions& options, int64_t memory_bytes,
-                          bool on_cpu, const Communicator& comm) {
+// Returns what plans are made of for the group. `measures`: with the rates of
+// its ranks, and of their disk, where one is named. `where` is for messages.
+// COLLECTIVE.
+absl::StatusOr<PlanOptions> PlanOptionsOf(const torch::nn::Module& module,
+                                          const proto::Config& config,
+                                          const EngineOptions& options,
+                                          bool measures,
+                                          absl::string_view where,
+                                          Communicator* comm) {
+  const at::Device device = DeviceOf(module, options);
   PlanOptions plan;
-  plan.world_size = comm.world_size();
-  plan.backend = std::string(comm.backend());
-  plan.memory_bytes = memory_bytes;
+  TESSERA_ASSIGN_OR_RETURN(plan.memory_bytes,
+                           AgreeOnMemory(module, config, device, where, comm));
+  plan.world_size = comm->world_size();
+  plan.backend = std::string(comm->backend());
   // As Engine::Impl::ShareWorkingCopy.
   plan.shared_working_copy =
-      comm.capabilities().shared_memory && !PoisonsOnFree() &&
+      comm->capabilities().shared_memory && !PoisonsOnFree() &&
       config.zero_optimization().stage3_max_live_parameters() > 0;
-  plan.on_cpu = on_cpu;
+  plan.on_cpu = device.is_cpu();
   plan.is_unit = options.is_unit;
   plan.is_leaf = options.is_leaf;
   plan.is_recomputed = options.is_recomputed;
   plan.param_groups = options.param_groups;
   plan.optimizer = options.optimizer;
-  return plan;
-}
-
-// With those of the disk, where one is named.
-absl::StatusOr<Rates> RatesOf(const proto::Config& config, Communicator* comm) {
-  TESSERA_ASSIGN_OR_RETURN(Rates rates, MeasureRates(comm));
+  if (!measures || !plan.on_cpu) return plan;
+  TESSERA_ASSIGN_OR_RETURN(plan.rates, MeasureRates(comm));
   if (const auto disk = DiskOf(config)) {
-    TESSERA_RETURN_IF_ERROR(MeasureDisk(*disk, comm, &rates));
+    TESSERA_RETURN_IF_ERROR(MeasureDisk(*disk, comm, &*plan.rates));
   }
-  return rates;
+  return plan;
 }
 
 // Rank 0's choice, on all.
@@ -226,11 +224,6 @@ std::shared_ptr<const PlanReport> PlanOf(const torch::nn::Module& module,
   return nullptr;
 }
 
-int LocalRanks() {
-  const World* const world = World::Current();
-  return world == nullptr ? 1 : world->local_world_size();
-}
-
 // As the checkpoint that the run goes on from.
 absl::Status DecideAsTrained(const EngineOptions& options, Communicator* comm,
                              AutoConfig* decided) {
@@ -258,17 +251,10 @@ absl::Status DecideAsTrained(const EngineOptions& options, Communicator* comm,
 absl::Status DecideByPlan(const torch::nn::Module& module,
                           const EngineOptions& options, bool left,
                           Communicator* comm, AutoConfig* decided) {
-  const at::Device device = DeviceOf(module, options);
-  TESSERA_ASSIGN_OR_RETURN(
-      const int64_t memory,
-      AgreeOnRankMemory(decided->config.sharding().memory_limit_bytes(), device,
-                        LocalRanks(), TakenOverBytes(module), "auto", comm));
-  PlanOptions plan =
-      PlanOptionsOf(decided->config, options, memory, device.is_cpu(), *comm);
+  TESSERA_ASSIGN_OR_RETURN(const PlanOptions plan,
+                           PlanOptionsOf(module, decided->config, options,
+                                         /*measures=*/left, "auto", comm));
   if (left) {
-    if (device.is_cpu()) {
-      TESSERA_ASSIGN_OR_RETURN(plan.rates, RatesOf(decided->config, comm));
-    }
     auto choice = CatchTorch("auto", [&] {
       return ChooseAuto(module, options.planned_loss, decided->config, plan);
     });
@@ -282,6 +268,17 @@ absl::Status DecideByPlan(const torch::nn::Module& module,
 }
 
 }  // namespace
+
+absl::StatusOr<int64_t> AgreeOnMemory(const torch::nn::Module& module,
+                                      const proto::Config& config,
+                                      at::Device device,
+                                      absl::string_view where,
+                                      Communicator* comm) {
+  const World* const world = World::Current();
+  return AgreeOnRankMemory(config.sharding().memory_limit_bytes(), device,
+                           world == nullptr ? 1 : world->local_world_size(),
+                           module, where, comm);
+}
 
 absl::Status PlanAndEnd(const torch::nn::Module& module,
                         const proto::Config& config,
@@ -300,22 +297,16 @@ absl::Status PlanAndEnd(const torch::nn::Module& module,
         "EngineOptions::planned_loss");
   }
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(resolved.status(), "--plan_world"));
-  const at::Device device = DeviceOf(module, options);
   TESSERA_ASSIGN_OR_RETURN(
-      const int64_t memory,
-      AgreeOnRankMemory(resolved->sharding().memory_limit_bytes(), device,
-                        LocalRanks(), TakenOverBytes(module), "--plan_world",
-                        comm));
-  PlanOptions plan =
-      PlanOptionsOf(*resolved, options, memory, device.is_cpu(), *comm);
+      PlanOptions plan, PlanOptionsOf(module, *resolved, options,
+                                      /*measures=*/true, "--plan_world", comm));
   if (plan_world != comm->world_size()) {  // another group than this one
     plan.shared_working_copy = false;
     plan.backend.clear();
   }
   plan.world_size = plan_world;
-  if (device.is_cpu()) {
-    TESSERA_ASSIGN_OR_RETURN(const Rates rates, RatesOf(*resolved, comm));
-    plan.rates = AtWorldSize(rates, plan_world);
+  if (plan.rates.has_value()) {
+    plan.rates = AtWorldSize(*plan.rates, plan_world);
   }
   const auto text = CatchTorch("--plan_world", [&] {
     return PlanText(module, options.planned_loss, *resolved, plan);

@@ -7,7 +7,9 @@
 #include <memory>
 #include <string>
 
+#include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "comm/communicator.h"
 #include "config/config.pb.h"
 #include "engine/api/engine_types.h"
@@ -31,6 +33,15 @@ struct AutoConfig {
 absl::StatusOr<AutoConfig> DecideAuto(const torch::nn::Module& module,
                                       const proto::Config& config,
                                       const EngineOptions& options,
+                                      Communicator* comm);
+
+// Returns the memory of a rank that "auto" decides by: what the configuration
+// allows, else what is there on `device`, the module's parameters included; the
+// least of all ranks, identical on all. `where` is for messages. COLLECTIVE.
+absl::StatusOr<int64_t> AgreeOnMemory(const torch::nn::Module& module,
+                                      const proto::Config& config,
+                                      at::Device device,
+                                      absl::string_view where,
                                       Communicator* comm);
 
 // Carries out --plan_world (comm/world/world.h): rank 0 prints what each of so

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "comm/capabilities.h"
+#include "config/config.pb.h"
 #include "engine/build/tiers.h"
 #include "engine/engine_impl.h"
 #include "sharding/copy/flat_description.h"
@@ -30,7 +31,7 @@ absl::StatusOr<T> AgreedOverGroups(const ShardedModel& model,
 
 // Null if what a forward leaves is sharded over all ranks of a shard group.
 absl::StatusOr<std::shared_ptr<Communicator>> Engine::Impl::ReshardGroup() {
-  const int n = settings_.reshard_group_size;
+  const int n = config_.sharding().reshard_group_size();
   if (n == 0 || n == model_.shard()->world_size() || model_.stage() < 3) {
     return nullptr;
   }
@@ -44,14 +45,15 @@ absl::StatusOr<std::shared_ptr<Communicator>> Engine::Impl::ReshardGroup() {
 absl::Status Engine::Impl::ShareWorkingCopy(
     absl::Span<const FlatPlan> flats,
     std::vector<FlatParameterOptions>* options) {
-  const bool must = settings_.shared_working_copy == "on";
+  const std::string& wanted = config_.sharding().shared_working_copy();
+  const bool must = wanted == "on";
   const bool debugging = settings_.schedule.max_live == 0 || PoisonsOnFree();
   if (AnyParametersElsewhere(*options)) {
     return must ? WithParametersElsewhere("sharding.shared_working_copy")
                 : absl::OkStatus();
   }
   if (model_.stage() < 3 || model_.shard()->world_size() == 1 ||
-      settings_.shared_working_copy == "off" || (debugging && !must)) {
+      wanted == "off" || (debugging && !must)) {
     return absl::OkStatus();
   }
   constexpr int64_t kPageBytes = 4096;
@@ -91,13 +93,14 @@ absl::Status Engine::Impl::ShareWorkingCopy(
 absl::Status Engine::Impl::ServeGathers(
     absl::Span<const FlatPlan> flats,
     std::vector<FlatParameterOptions>* options) {
-  const std::string& wanted = settings_.served_gathers;
+  const std::string& wanted = config_.sharding().served_gathers();
   // Shards of a device would be copied to the host, which would wait for them.
   const bool on_host = std::all_of(
       flats.begin(), flats.end(),
       [](const FlatPlan& flat) { return flat.parameters[0].tensor.is_cpu(); });
   const bool by_default = model_.comm()->capabilities().prefers_pulls &&
-                          on_host && settings_.reshard_group_size == 0;
+                          on_host &&
+                          config_.sharding().reshard_group_size() == 0;
   if (model_.stage() < 3 || model_.shard()->world_size() == 1 ||
       wanted == "off" || (wanted == "auto" && !by_default)) {
     return absl::OkStatus();

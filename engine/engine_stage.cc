@@ -7,90 +7,22 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "comm/world/world.h"
 #include "config/config.pb.h"
-#include "engine/build/group_choice.h"
-#include "engine/build/rank_memory.h"
-#include "engine/build/stage_choice.h"
-#include "engine/build/tiers.h"
+#include "engine/auto_config.h"
 #include "engine/engine_impl.h"
-#include "optim/kernels/shaped_states.h"
+#include "engine/plan/replay/planned_flat.h"
+#include "engine/plan/stage_choice.h"
 #include "sharding/construct/construction.h"
-#include "sharding/copy/flat_description.h"
 #include "torch/nn/module.h"
 
 namespace tessera {
 namespace {
 
-FlatSize SizeOf(const Settings& settings, const ParameterGroups& groups,
-                const FlatPlan& flat) {
-  const FlatParameterOptions options =
-      FlatParameterOptionsOf(settings, flat, /*stage=*/3);
-  const auto bytes = [](at::ScalarType dtype) {
-    return static_cast<int>(c10::elementSize(dtype));
-  };
-  const at::ScalarType working = ElementType(flat.working_dtype);
-  const at::ScalarType master = MasterDtypeOf(ElementType(flat.dtype), options);
-  const int step_bytes = bytes(StepDtypeOf(master));
-  FlatSize size;
-  for (const auto& p : flat.parameters) {
-    size.numel += p.tensor.numel() * ElementsPerNumber(flat.dtype);
-  }
-  size.working_bytes = bytes(working);
-  size.master_bytes = working == master ? 0 : bytes(master);
-  const at::ScalarType sums = options.reduce_dtype.value_or(working);
-  const at::ScalarType gradient = GradientDtypeOf(master, options);
-  size.reduce_bytes = bytes(sums);
-  size.gradient_bytes = bytes(gradient);
-  size.local_bytes = bytes(at::promoteTypes(sums, gradient));
-  size.keeps_sums = sums == gradient;
-  if (const OptimizerOptions* const optimizer = OptimizerOf(groups, flat)) {
-    size.optimizer_block_bytes = StateBytesOf(*optimizer, step_bytes, 64);
-    size.shaped_state_bytes =
-        step_bytes * ShapedNumelOf(FormulaOf(*optimizer), flat.parameters);
-  }
-  size.trainable = flat.trainable;
-  size.persistent = flat.persistent;
-  return size;
-}
-
-// As stage 3 would have them, and what would stream through those on a disk.
-struct FlatSizes {
-  std::vector<FlatSize> flats;
-  int64_t stream_bytes = 0;
-};
-
-FlatSizes SizesOf(const Settings& settings, const ParameterGroups& groups,
-                  absl::Span<const FlatPlan> flats) {
-  std::vector<FlatParameterOptions> options;
-  FlatSizes sizes;
-  for (const FlatPlan& flat : flats) {
-    options.push_back(FlatParameterOptionsOf(settings, flat, /*stage=*/3));
-    sizes.flats.push_back(SizeOf(settings, groups, flat));
-  }
-  const bool on_cpu =
-      !flats.empty() && flats[0].parameters[0].tensor.device().is_cpu();
-  const TierChoice choice = ChooseTiers(
-      settings.offload, flats, settings.shard_group_size, on_cpu, &options);
-  // Buffers for a device's states are on the host.
-  if (choice.any() && on_cpu) {
-    sizes.stream_bytes = StreamBytes(choice.stream) + choice.early_bytes;
-  }
-  for (size_t i = 0; i < flats.size(); ++i) {
-    FlatSize& size = sizes.flats[i];
-    size.states_elsewhere = options[i].states_tier != Tier::kMemory;
-    size.parameters_elsewhere = options[i].parameters_tier != Tier::kMemory;
-    size.gradients_elsewhere = options[i].gradients_tier != Tier::kMemory;
-    size.at_all_stages = !flats[i].parameters[0].tensor.device().is_cpu();
-  }
-  return sizes;
-}
-
 StateOptions StatesOf(const Settings& settings, const proto::Config& config) {
   StateOptions options;
   options.has_optimizer = settings.optimizer.has_value();
   options.accumulates = config.gradient_accumulation_steps() > 1;
-  options.accumulates_locally = settings.accumulate_locally;
+  options.accumulates_locally = config.sharding().accumulation() == "local";
   return options;
 }
 
@@ -135,35 +67,31 @@ absl::Status Engine::Impl::MoveTo(std::optional<at::Device> device) {
   return absl::OkStatus();
 }
 
-// The stage decides how units are cut into flats (nothing persists below stage
-// 3), and the flats' sizes which stage fits. Which parameters persist does not
-// depend on the stage, so the sizes are those of stage 3's flats, cut here for
-// that alone.
 absl::Status Engine::Impl::ChooseStage(absl::Span<const UnitPlan> units,
                                        const std::vector<bool>& trainable) {
   if (!config_.zero_optimization().auto_stage()) {
     model_.SetStage(config_.zero_optimization().stage());
     return absl::OkStatus();
   }
-  FlatOptions as_stage_3 = settings_.flats;
-  as_stage_3.sharded_parameters = true;
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<FlatPlan> flats,
-                           SplitFlats(units, trainable, as_stage_3));
-  const World* const world = World::Current();
+  const at::Device device = units[0].parameters[0].tensor.device();
   TESSERA_ASSIGN_OR_RETURN(
       const int64_t memory,
-      AgreeOnRankMemory(config_.sharding().memory_limit_bytes(),
-                        flats[0].parameters[0].tensor.device(),
-                        world == nullptr ? 1 : world->local_world_size(),
-                        TakenOverBytes(model_.module()),
-                        "zero_optimization.stage auto", model_.comm()));
-  const FlatSizes sizes = SizesOf(settings_, groups_.groups(), flats);
-  StateOptions states = StatesOf(settings_, config_);
-  states.stream_bytes = sizes.stream_bytes;
+      AgreeOnMemory(model_.module(), config_, device,
+                    "zero_optimization.stage auto", model_.comm()));
+  std::vector<int64_t> bytes;
+  for (int stage = 0; stage <= 3; ++stage) {
+    FlatOptions options = settings_.flats;
+    options.sharded_parameters = stage == 3;
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<FlatPlan> flats,
+                             SplitFlats(units, trainable, options));
+    const PlannedFlats planned = PlannedFlatsOf(settings_, groups_.groups(),
+                                                flats, stage, device.is_cpu());
+    bytes.push_back(
+        ModelStateBytes(planned, StatesOf(settings_, config_)).total());
+  }
   TESSERA_ASSIGN_OR_RETURN(
       StageChoice choice,
-      tessera::ChooseStage(sizes.flats, settings_.shard_group_size, states,
-                           memory));
+      tessera::ChooseStage(bytes, settings_.shard_group_size, memory));
   model_.SetStage(choice.stage);
   auto_reason_ = std::move(choice.reason);
   if (settings_.shard_group_size < model_.comm()->world_size()) {
@@ -184,20 +112,18 @@ void Engine::Impl::LimitLive(absl::Span<const FlatPlan> flats) {
   const int64_t limit = config_.sharding().memory_limit_bytes();
   if (limit == 0 || model_.stage() < 3) return;
   const int group_size = settings_.shard_group_size;
-  const int reshard = settings_.reshard_group_size;
-  FlatSizes sizes = SizesOf(settings_, groups_.groups(), flats);
-  StateOptions states = StatesOf(settings_, config_);
-  states.stream_bytes = sizes.stream_bytes;
+  const int reshard = config_.sharding().reshard_group_size();
+  const bool on_cpu = flats[0].parameters[0].tensor.device().is_cpu();
+  const PlannedFlats planned =
+      PlannedFlatsOf(settings_, groups_.groups(), flats, /*stage=*/3, on_cpu);
   int64_t resharded_bytes = 0;
-  for (size_t i = 0; i < flats.size(); ++i) {
-    FlatSize& size = sizes.flats[i];
-    size.numel = LayoutOf(flats[i].parameters, group_size).whole_numel();
-    if (reshard > 0 && reshard < group_size && !size.persistent) {
-      resharded_bytes += size.numel / reshard * size.working_bytes;
+  for (const PlannedFlat& flat : planned.flats) {
+    if (reshard > 0 && reshard < group_size && flat.sharded_parameters) {
+      resharded_bytes += flat.whole_numel / reshard * flat.working_bytes;
     }
   }
-  const int64_t most =
-      MaxLiveWithin(sizes.flats, group_size, states, resharded_bytes, limit);
+  const int64_t most = MaxLiveWithin(planned, StatesOf(settings_, config_),
+                                     resharded_bytes, limit);
   int64_t& max_live = settings_.schedule.max_live;
   if (most >= max_live) return;
   TESSERA_VLOG(engine, 1) << "sharding.memory_limit_bytes: at most " << most

@@ -53,16 +53,6 @@ class Sorting {
     chart.x = run_.steps;
     return chart;
   }
-  Chart NewFromZero(std::string title, std::string unit) const {
-    Chart chart = New(std::move(title), std::move(unit));
-    chart.from_zero = true;
-    return chart;
-  }
-  Chart NewLogarithmic(std::string title) const {
-    Chart chart = New(std::move(title), "");
-    chart.log_scale = true;
-    return chart;
-  }
   void Take(const std::string& series, std::string name, Chart* chart) {
     const auto found = run_.series.find(series);
     if (found == run_.series.end() || used_.count(series) > 0) return;
@@ -72,68 +62,63 @@ class Sorting {
   void Keep(Chart chart) {
     if (!chart.lines.empty()) groups_.back().charts.push_back(std::move(chart));
   }
-  // Keeps a chart of one figure, which runs wrote under one of `series`.
-  void KeepOneOf(const std::vector<std::string>& series,
-                 const std::string& name, Chart chart) {
-    for (const std::string& written : series) Take(written, name, &chart);
+  void Begin(std::string title) { groups_.push_back({std::move(title), {}}); }
+
+  // Series and the names of their lines.
+  using Lines = std::vector<std::pair<std::string, std::string>>;
+  enum class Scale { kFromZero, kLog };
+  void Add(std::string title, std::string unit, Scale scale,
+           const Lines& lines) {
+    Chart chart = New(std::move(title), std::move(unit));
+    chart.from_zero = scale == Scale::kFromZero;
+    chart.log_scale = scale == Scale::kLog;
+    for (const auto& [series, name] : lines) Take(series, name, &chart);
     Keep(std::move(chart));
   }
-  void Begin(std::string title) { groups_.push_back({std::move(title), {}}); }
 
   void Training() {
     Begin("Training");
-    Chart loss = NewLogarithmic("loss");
-    Take("loss", "loss", &loss);
+    Lines losses = {{"loss", "loss"}}, rates = {{"lr", "lr"}};
     for (const auto& [name, values] : run_.series) {
       if (absl::EndsWith(name, "/loss") || absl::EndsWith(name, "_loss")) {
-        Take(name, name, &loss);
+        losses.emplace_back(name, name);
       }
-    }
-    Keep(std::move(loss));
-    Chart rate = NewFromZero("learning rate", "");
-    Take("lr", "lr", &rate);
-    for (const auto& [name, values] : run_.series) {
       if (absl::StartsWith(name, "lr/") || absl::StartsWith(name, "lr.")) {
-        Take(name, name.substr(3), &rate);
+        rates.emplace_back(name, name.substr(3));
       }
     }
-    Keep(std::move(rate));
-    KeepOneOf({"grad_norm"}, "gradient norm", NewLogarithmic("gradient norm"));
-    KeepOneOf({"loss_scale"}, "loss scale", NewLogarithmic("loss scale"));
+    Add("loss", "", Scale::kLog, losses);
+    Add("learning rate", "", Scale::kFromZero, rates);
+    Add("gradient norm", "", Scale::kLog, {{"grad_norm", "gradient norm"}});
+    Add("loss scale", "", Scale::kLog, {{"loss_scale", "loss scale"}});
   }
 
   void Speed() {
     Begin("Speed");
-    KeepOneOf({"tokens_per_second", "tokens_per_s"}, "tokens a second",
-              NewFromZero("tokens a second, all ranks", ""));
-    KeepOneOf({"samples_per_second", "samples_per_s"}, "samples a second",
-              NewFromZero("samples a second, all ranks", ""));
-    KeepOneOf({"tflops"}, "TFLOP/s",
-              NewFromZero("operations of a rank", "TFLOP/s"));
-    KeepOneOf({"mfu"}, "mfu",
-              NewFromZero("share of the device's peak (MFU)", ""));
-    Stragglers();
-    Chart times = NewFromZero("time of a step", "ms");
-    for (const char* const name : {"step", "forward", "backward", "update"}) {
-      Take(absl::StrCat(name, "_ms"), name, &times);
-    }
-    Take("backward_inner_ms", "autograd", &times);
-    Take("backward_allreduce_ms", "rest of the reduction", &times);
-    Keep(std::move(times));
-  }
-
-  void Stragglers() {
-    for (const std::string of : {"step", "forward"}) {
-      Chart ranks = NewFromZero(
-          absl::StrCat(of, " on the slowest and fastest rank"), "ms");
-      Take(absl::StrCat(of, "_ms_slowest"), "slowest", &ranks);
-      Take(absl::StrCat(of, "_ms_fastest"), "fastest", &ranks);
-      if (of == "step") {
-        Take("ranks.slowest_ms", "slowest", &ranks);
-        Take("ranks.fastest_ms", "fastest", &ranks);
-      }
-      Keep(std::move(ranks));
-    }
+    Add("tokens a second, all ranks", "", Scale::kFromZero,
+        {{"tokens_per_second", "tokens a second"},
+         {"tokens_per_s", "tokens a second"}});
+    Add("samples a second, all ranks", "", Scale::kFromZero,
+        {{"samples_per_second", "samples a second"},
+         {"samples_per_s", "samples a second"}});
+    Add("operations of a rank", "TFLOP/s", Scale::kFromZero,
+        {{"tflops", "TFLOP/s"}});
+    Add("share of the device's peak (MFU)", "", Scale::kFromZero,
+        {{"mfu", "mfu"}});
+    Add("step on the slowest and fastest rank", "ms", Scale::kFromZero,
+        {{"step_ms_slowest", "slowest"},
+         {"step_ms_fastest", "fastest"},
+         {"ranks.slowest_ms", "slowest"},
+         {"ranks.fastest_ms", "fastest"}});
+    Add("forward on the slowest and fastest rank", "ms", Scale::kFromZero,
+        {{"forward_ms_slowest", "slowest"}, {"forward_ms_fastest", "fastest"}});
+    Add("time of a step", "ms", Scale::kFromZero,
+        {{"step_ms", "step"},
+         {"forward_ms", "forward"},
+         {"backward_ms", "backward"},
+         {"update_ms", "update"},
+         {"backward_inner_ms", "autograd"},
+         {"backward_allreduce_ms", "rest of the reduction"}});
   }
 
   // Adds waits as parts of the step.
@@ -147,10 +132,9 @@ class Sorting {
       Share("data_wait_ms", "for data", *step, &shares);
       Keep(std::move(shares));
     }
-    Chart waits = NewFromZero("waited in a step", "ms");
-    Take("exposed_comm_ms", "for communication (exposed)", &waits);
-    Take("data_wait_ms", "for data", &waits);
-    Keep(std::move(waits));
+    Add("waited in a step", "ms", Scale::kFromZero,
+        {{"exposed_comm_ms", "for communication (exposed)"},
+         {"data_wait_ms", "for data"}});
   }
 
   void Share(const std::string& series, std::string name,
@@ -180,8 +164,10 @@ class Sorting {
                        return LargestOf(a.y) > LargestOf(b.y);
                      });
     Keep(std::move(kinds));
-    KeepOneOf({"memory_peak_bytes", "memory.peak_bytes", "memory.peak"}, "peak",
-              NewFromZero("peak of a step", "bytes"));
+    Add("peak of a step", "bytes", Scale::kFromZero,
+        {{"memory_peak_bytes", "peak"},
+         {"memory.peak_bytes", "peak"},
+         {"memory.peak", "peak"}});
   }
 
   void Others() {

@@ -1,4 +1,5 @@
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -29,44 +30,33 @@ void AddSteps(const TraceSummary& summary, std::string* text) {
 
 // Adds only what occurred.
 void AddRest(const TraceSummary& summary, std::string* text) {
-  StepSummary sum;
-  for (const StepSummary& s : summary.steps) {
-    for (const auto& [reason, ms] : s.exposed_by_reason) {
-      sum.exposed_by_reason[reason] += ms;
-    }
-    sum.exposed += s.exposed;
-    sum.recompute += s.recompute;
-    sum.disk_read += s.disk_read;
-    sum.disk_write += s.disk_write;
-    sum.disk_wait += s.disk_wait;
-    sum.update_wait += s.update_wait;
-    sum.disk_bytes_read += s.disk_bytes_read;
-    sum.disk_bytes_written += s.disk_bytes_written;
-  }
-  const auto n = static_cast<double>(summary.steps.size());
+  std::vector<const StepSummary*> steps;
+  for (const StepSummary& step : summary.steps) steps.push_back(&step);
+  const StepSummary mean = MeanOf(steps);
   absl::StrAppend(text, "\na step's mean:\n");
-  for (const auto& [reason, ms] : sum.exposed_by_reason) {
-    absl::StrAppendFormat(text, "%9.2f ms exposed: %s (%.0f %% of it)\n",
-                          ms / n, reason, PercentOf(ms, sum.exposed));
+  for (const auto& [reason, ms] : mean.exposed_by_reason) {
+    absl::StrAppendFormat(text, "%9.2f ms exposed: %s (%.0f %% of it)\n", ms,
+                          reason, PercentOf(ms, mean.exposed));
   }
   const auto line = [&](double ms, absl::string_view what) {
-    if (ms > 0) absl::StrAppendFormat(text, "%9.2f ms %s\n", ms / n, what);
+    if (ms > 0) absl::StrAppendFormat(text, "%9.2f ms %s\n", ms, what);
   };
-  line(sum.recompute, "computing activations again");
-  line(sum.update_wait, "waiting for this rank's own updates");
-  line(sum.disk_wait, "waiting for the disk");
+  line(mean.recompute, "computing activations again");
+  line(mean.update_wait, "waiting for this rank's own updates");
+  line(mean.disk_wait, "waiting for the disk");
   const auto disk = [&](double ms, int64_t bytes, absl::string_view what) {
     if (ms <= 0) return;
-    const double mb = static_cast<double>(bytes) / 1e6;
+    const double mb =
+        static_cast<double>(bytes) / 1e6 / static_cast<double>(steps.size());
     absl::StrAppendFormat(
         text,
         "%9.2f ms with %s under way, %.1f MB of all ranks, "
         "%.0f MB/s a rank\n",
-        ms / n, what, mb / n,
+        ms, what, mb,
         mb / ms * 1e3 / static_cast<double>(summary.ranks.size()));
   };
-  disk(sum.disk_read, sum.disk_bytes_read, "reads of the disk");
-  disk(sum.disk_write, sum.disk_bytes_written, "writes to the disk");
+  disk(mean.disk_read, mean.disk_bytes_read, "reads of the disk");
+  disk(mean.disk_write, mean.disk_bytes_written, "writes to the disk");
 }
 
 std::string WhyText(const WaitSummary& wait) {
@@ -136,19 +126,13 @@ void AddRankTable(const TraceSummary& summary, std::string* text) {
 }
 
 std::string StepJson(const StepSummary& s) {
-  std::string json = absl::StrFormat(
-      "{\"step\":%d,\"rank\":%d,\"total_ms\":%.6f,\"forward_ms\":%.6f,"
-      "\"backward_ms\":%.6f,\"optimizer_ms\":%.6f,\"communication_ms\":%.6f,"
-      "\"hidden_ms\":%.6f,\"exposed_ms\":%.6f,\"recompute_ms\":%.6f,",
-      s.step, s.rank, s.total, s.forward, s.backward, s.optimizer,
-      s.communication, s.hidden, s.exposed, s.recompute);
-  absl::StrAppendFormat(
-      &json,
-      "\"disk_read_ms\":%.6f,\"disk_write_ms\":%.6f,\"disk_wait_ms\":%.6f,"
-      "\"update_wait_ms\":%.6f,\"disk_bytes_read\":%d,"
-      "\"disk_bytes_written\":%d,\"exposed_by_reason_ms\":{",
-      s.disk_read, s.disk_write, s.disk_wait, s.update_wait, s.disk_bytes_read,
-      s.disk_bytes_written);
+  std::string json = absl::StrCat("{\"step\":", s.step, ",\"rank\":", s.rank);
+  for (const StepTime& time : kStepTimes) {
+    absl::StrAppendFormat(&json, ",\"%s_ms\":%.6f", time.name, s.*time.ms);
+  }
+  absl::StrAppend(&json, ",\"disk_bytes_read\":", s.disk_bytes_read,
+                  ",\"disk_bytes_written\":", s.disk_bytes_written,
+                  ",\"exposed_by_reason_ms\":{");
   absl::StrAppend(&json,
                   absl::StrJoin(s.exposed_by_reason, ",",
                                 [](std::string* out, const auto& each) {

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "config/reader/utf8.h"
 
 namespace tessera {
@@ -65,13 +66,7 @@ class Drawing {
         kWidth, kHeight, EscapeHtml(chart_.title));
     Axes();
     // The lowest of a stack is drawn last, over those above it.
-    for (size_t i = lines_.size(); i-- > 0;) {
-      if (chart_.stacked) {
-        Area(i);
-      } else {
-        Line(i);
-      }
-    }
+    for (size_t i = lines_.size(); i-- > 0;) Draw(i, chart_.stacked);
     absl::StrAppend(&svg_, "</svg>\n");
     if (lines_.size() > 1) Legend();
     absl::StrAppend(&svg_, "</figure>\n");
@@ -212,37 +207,31 @@ class Drawing {
     return "";
   }
 
-  void Line(size_t i) {
-    absl::StrAppendFormat(&svg_, "<g class=\"line\" data-series=\"%s\">%s",
-                          EscapeHtml(lines_[i].name), TitleOf(i));
+  void Point(double x, double y) {
+    absl::StrAppendFormat(&svg_, "%.1f,%.1f ", X(x), Y(y));
+  }
+
+  // Draws a line, or the area between it and 0.
+  void Draw(size_t i, bool area) {
+    const int color = static_cast<int>(i) % kColors;
+    absl::StrAppendFormat(&svg_, "<g class=\"%s\" data-series=\"%s\">%s",
+                          area ? "area" : "line", EscapeHtml(lines_[i].name),
+                          TitleOf(i));
     for (const auto& run : RunsOf(lines_[i])) {
-      if (run.size() == 1) {
+      if (run.size() == 1 && !area) {
         absl::StrAppendFormat(&svg_,
                               "<circle class=\"f%d\" r=\"2.5\" cx=\"%.1f\" "
                               "cy=\"%.1f\"/>",
-                              i % kColors, X(run[0].first), Y(run[0].second));
+                              color, X(run[0].first), Y(run[0].second));
         continue;
       }
-      absl::StrAppendFormat(&svg_, "<polyline class=\"s%d\" points=\"",
-                            i % kColors);
-      for (const auto& [x, y] : run) {
-        absl::StrAppendFormat(&svg_, "%.1f,%.1f ", X(x), Y(y));
-      }
+      absl::StrAppend(&svg_,
+                      area ? "<polygon class=\"f" : "<polyline class=\"s",
+                      color, "\" points=\"");
+      if (area) Point(run.front().first, 0);
+      for (const auto& [x, y] : run) Point(x, y);
+      if (area) Point(run.back().first, 0);
       absl::StrAppend(&svg_, "\"/>");
-    }
-    absl::StrAppend(&svg_, "</g>\n");
-  }
-
-  void Area(size_t i) {
-    absl::StrAppendFormat(&svg_, "<g class=\"area\" data-series=\"%s\">%s",
-                          EscapeHtml(lines_[i].name), TitleOf(i));
-    for (const auto& run : RunsOf(lines_[i])) {
-      absl::StrAppendFormat(&svg_, "<polygon class=\"f%d\" points=\"%.1f,%.1f ",
-                            i % kColors, X(run.front().first), Y(0));
-      for (const auto& [x, y] : run) {
-        absl::StrAppendFormat(&svg_, "%.1f,%.1f ", X(x), Y(y));
-      }
-      absl::StrAppendFormat(&svg_, "%.1f,%.1f\"/>", X(run.back().first), Y(0));
     }
     absl::StrAppend(&svg_, "</g>\n");
   }
@@ -288,42 +277,21 @@ std::string WithPrefix(double value, double base,
 
 std::string EscapeHtml(absl::string_view text) {
   std::string out;
-  for (size_t at = 0; at < text.size();) {
-    const auto length = static_cast<size_t>(Utf8Length(text.substr(at)));
-    const char c = text[at];
-    if (length == 0 ||
-        (length == 1 && (c < ' ' || c == 0x7f) && c != '\n' && c != '\t')) {
-      absl::StrAppend(&out, "\xEF\xBF\xBD");
-      ++at;
-      continue;
-    }
-    if (length > 1) {
-      absl::StrAppend(&out, text.substr(at, length));
-      at += length;
-      continue;
-    }
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
-    ++at;
+  while (!text.empty()) {
+    const int length = Utf8Length(text);
+    const char c = text[0];
+    const bool is_control =
+        length == 1 && (c < ' ' || c == 0x7f) && c != '\n' && c != '\t';
+    const auto bytes = static_cast<size_t>(std::max(length, 1));
+    absl::StrAppend(&out, length == 0 || is_control ? "\xEF\xBF\xBD"
+                                                    : text.substr(0, bytes));
+    text.remove_prefix(bytes);
   }
-  return out;
+  return absl::StrReplaceAll(out, {{"&", "&amp;"},
+                                   {"<", "&lt;"},
+                                   {">", "&gt;"},
+                                   {"\"", "&quot;"},
+                                   {"'", "&#39;"}});
 }
 
 std::string ShortNumber(double value, absl::string_view unit) {

@@ -26,6 +26,24 @@ CollectiveKey KeyOf(const SpanRecord& event) {
   return {event.group, event.sequence, event.name};
 }
 
+using Spans = std::map<std::string, std::vector<const SpanRecord*>>;
+
+// Returns the span of that name that overlaps the wait most; null: none.
+template <typename Time>
+const SpanRecord* MostOverlapping(const SpanRecord& wait, const Spans& spans,
+                                  const std::string& name, const Time& time) {
+  const auto found = spans.find(name);
+  if (found == spans.end()) return nullptr;
+  const SpanRecord* best = nullptr;
+  double most = 0;
+  for (const SpanRecord* const each : found->second) {
+    const double with = Overlap(TimeOf(wait), time(*each));
+    if (with > most) best = each;
+    most = std::max(most, with);
+  }
+  return best;
+}
+
 // Finds what a file's waits waited for.
 struct Index {
   explicit Index(const TraceFile& file) : of(file) {
@@ -36,43 +54,22 @@ struct Index {
     }
   }
 
-  // Returns the collective that overlaps the wait most; null: none.
+  // Returns the collective that the wait was for, from its call on; null: none.
   const SpanRecord* CollectiveOf(const SpanRecord& wait,
                                  absl::string_view what) const {
-    const auto found = collectives.find(std::string(what));
-    if (found == collectives.end()) return nullptr;
-    const SpanRecord* best = nullptr;
-    double most = 0;
-    for (const SpanRecord* const each : found->second) {
-      const double with =
-          Overlap(TimeOf(wait), {each->begin - each->queued, each->end});
-      if (with > most) {
-        most = with;
-        best = each;
-      }
-    }
-    return best;
+    return MostOverlapping(wait, collectives, std::string(what),
+                           [](const SpanRecord& each) -> Interval {
+                             return {each.begin - each.queued, each.end};
+                           });
   }
-
-  // Returns the gather that ends with the wait.
+  // Returns the gather that ends with the wait; null: none.
   const SpanRecord* GatherOf(const SpanRecord& wait) const {
-    const auto found = gathers.find(wait.unit);
-    if (found == gathers.end()) return nullptr;
-    const SpanRecord* best = nullptr;
-    double most = 0;
-    for (const SpanRecord* const each : found->second) {
-      const double with = Overlap(TimeOf(wait), TimeOf(*each));
-      if (with > most) {
-        most = with;
-        best = each;
-      }
-    }
-    return best;
+    return MostOverlapping(wait, gathers, wait.unit, TimeOf);
   }
 
   const TraceFile& of;
-  std::map<std::string, std::vector<const SpanRecord*>> collectives;  // by name
-  std::map<std::string, std::vector<const SpanRecord*>> gathers;      // by unit
+  Spans collectives;  // by name
+  Spans gathers;      // by unit
   std::map<CollectiveKey, const SpanRecord*> by_key;
 };
 
@@ -229,33 +226,6 @@ class Summing {
   std::map<int, double> late_;
 };
 
-StepSummary MeanOf(const std::vector<const StepSummary*>& of) {
-  StepSummary mean;
-  mean.step = of[0]->step;
-  mean.update = of[0]->update;
-  const double n = static_cast<double>(of.size());
-  for (const StepSummary* const each : of) {
-    mean.total += each->total / n;
-    mean.forward += each->forward / n;
-    mean.backward += each->backward / n;
-    mean.optimizer += each->optimizer / n;
-    mean.communication += each->communication / n;
-    mean.hidden += each->hidden / n;
-    mean.exposed += each->exposed / n;
-    mean.recompute += each->recompute / n;
-    mean.disk_read += each->disk_read / n;
-    mean.disk_write += each->disk_write / n;
-    mean.disk_wait += each->disk_wait / n;
-    mean.update_wait += each->update_wait / n;
-    mean.disk_bytes_read += each->disk_bytes_read;
-    mean.disk_bytes_written += each->disk_bytes_written;
-    for (const auto& [reason, ms] : each->exposed_by_reason) {
-      mean.exposed_by_reason[reason] += ms / n;
-    }
-  }
-  return mean;
-}
-
 void AddMeans(TraceSummary* summary) {
   std::map<int64_t, std::vector<const StepSummary*>> updates;
   for (const StepSummary& each : summary->by_rank) {
@@ -311,20 +281,29 @@ void AddNotes(absl::Span<const TraceFile> files, TraceSummary* summary) {
 
 }  // namespace
 
-absl::string_view WaitCauseName(WaitCause cause) {
-  switch (cause) {
-    case WaitCause::kQueued:
-      return "queued behind others";
-    case WaitCause::kPeerLate:
-      return "a rank came late";
-    case WaitCause::kNotPrefetched:
-      return "not prefetched";
-    case WaitCause::kPrefetchedLate:
-      return "prefetched too late";
-    case WaitCause::kTransfer:
-      return "transfer";
+StepSummary MeanOf(const std::vector<const StepSummary*>& of) {
+  StepSummary mean;
+  mean.step = of[0]->step;
+  mean.update = of[0]->update;
+  const double n = static_cast<double>(of.size());
+  for (const StepSummary* const each : of) {
+    for (const StepTime& time : kStepTimes) {
+      mean.*time.ms += each->*time.ms / n;
+    }
+    mean.disk_bytes_read += each->disk_bytes_read;
+    mean.disk_bytes_written += each->disk_bytes_written;
+    for (const auto& [reason, ms] : each->exposed_by_reason) {
+      mean.exposed_by_reason[reason] += ms / n;
+    }
   }
-  return "";
+  return mean;
+}
+
+absl::string_view WaitCauseName(WaitCause cause) {
+  constexpr absl::string_view kNames[kNumWaitCauses] = {
+      "queued behind others", "a rank came late", "not prefetched",
+      "prefetched too late", "transfer"};
+  return kNames[static_cast<size_t>(cause)];
 }
 
 absl::StatusOr<TraceSummary> Summarize(absl::Span<const TraceFile> files) {

@@ -56,6 +56,30 @@ struct StepSummary {
   std::map<std::string, double> exposed_by_reason;      // "gather", ...
 };
 
+// The times of a step, with their names in JSON.
+struct StepTime {
+  const char* name;
+  double StepSummary::*ms;
+};
+inline constexpr StepTime kStepTimes[] = {
+    {"total", &StepSummary::total},
+    {"forward", &StepSummary::forward},
+    {"backward", &StepSummary::backward},
+    {"optimizer", &StepSummary::optimizer},
+    {"communication", &StepSummary::communication},
+    {"hidden", &StepSummary::hidden},
+    {"exposed", &StepSummary::exposed},
+    {"recompute", &StepSummary::recompute},
+    {"disk_read", &StepSummary::disk_read},
+    {"disk_write", &StepSummary::disk_write},
+    {"disk_wait", &StepSummary::disk_wait},
+    {"update_wait", &StepSummary::update_wait},
+};
+
+// Returns the mean of some steps, of which there is at least one, except that
+// bytes are added up.
+StepSummary MeanOf(const std::vector<const StepSummary*>& of);
+
 // Waits for one thing, over all steps and ranks.
 struct WaitSummary {
   std::string reason, unit, what;  // unit: "" for none

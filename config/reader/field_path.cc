@@ -38,11 +38,7 @@ const Message* Holder(const Message& message, absl::string_view* path) {
 
 bool HasField(const Message& message, absl::string_view path) {
   const Message* holder = Holder(message, &path);
-  if (holder == nullptr) return false;
-  const FieldDescriptor& field = Find(*holder, path);
-  return field.is_repeated()
-             ? holder->GetReflection()->FieldSize(*holder, &field) > 0
-             : holder->GetReflection()->HasField(*holder, &field);
+  return holder != nullptr && IsSet(*holder, Find(*holder, path));
 }
 
 std::string FieldText(const Message& message, absl::string_view path) {

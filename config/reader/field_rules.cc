@@ -26,11 +26,6 @@ std::string Join(const std::string& path, const FieldDescriptor& field) {
   return path.empty() ? field.name() : absl::StrCat(path, ".", field.name());
 }
 
-bool HasInside(const FieldDescriptor& field) {
-  return field.message_type() != nullptr && !field.is_repeated() &&
-         !IsFreeForm(field);
-}
-
 // Returns whether the field is a list of sections.
 bool IsList(const FieldDescriptor& field) {
   return field.message_type() != nullptr && field.is_repeated() &&
@@ -197,7 +192,7 @@ void CheckFieldsAt(const std::string& path, Message* message, Faults* faults) {
       CheckFreeForm(here, Inside(*message, *field), faults);
     } else if (IsUnsetWord(*message, *field)) {
       message->GetReflection()->ClearField(message, field);
-    } else if (HasInside(*field)) {
+    } else if (IsSection(*field)) {
       CheckFieldsAt(here,
                     message->GetReflection()->MutableMessage(message, field),
                     faults);
@@ -220,15 +215,6 @@ void CheckFieldsAt(const std::string& path, Message* message, Faults* faults) {
 }
 
 // --------------------------------------------------------- ineffective keys
-
-bool IsDefault(const Message& message, const FieldDescriptor& field) {
-  if (field.is_repeated() || field.message_type() != nullptr ||
-      !field.has_default_value()) {
-    return false;
-  }
-  const std::unique_ptr<Message> other(message.New());
-  return ValueText(message, field) == ValueText(*other, field);
-}
 
 // Returns whether a block is off by its own {"enabled": false}. A block that is
 // not read is on only if it says so. `field` is the block's in `message`.
@@ -274,13 +260,13 @@ void NoteIneffectiveKeysAt(const std::string& path, const Message& message,
       if (is_block && !IsFreeForm(*field) && IsOff(message, *field)) continue;
       faults->Note(here,
                    "has no effect: ", options.GetExtension(proto::no_effect));
-      if (HasInside(*field)) {
+      if (IsSection(*field)) {
         NoteIneffectiveKeysAt(here, Inside(message, *field), faults);
       }
     } else if (options.HasExtension(proto::deprecated_for)) {
       faults->Note(here, "deprecated: write ",
                    options.GetExtension(proto::deprecated_for));
-    } else if (HasInside(*field) || IsList(*field)) {
+    } else if (IsSection(*field) || IsList(*field)) {
       ForEachInside(here, message, *field,
                     [&](const std::string& path, const Message& inside) {
                       NoteIneffectiveKeysAt(path, inside, faults);
@@ -301,7 +287,7 @@ void MissingFeaturesAt(const std::string& path, const Message& message,
                       [&](const std::string& path, const Message& inside) {
                         MissingFeaturesAt(path, inside, missing);
                       });
-      } else if (HasInside(*field) && !options.HasExtension(proto::no_effect) &&
+      } else if (IsSection(*field) && !options.HasExtension(proto::no_effect) &&
                  !IsOff(message, *field)) {
         MissingFeaturesAt(here, Inside(message, *field), missing);
       }
@@ -331,6 +317,26 @@ std::vector<std::string> MissingFeatures(const Message& message) {
   std::vector<std::string> missing;
   MissingFeaturesAt("", message, &missing);
   return missing;
+}
+
+bool IsSet(const Message& message, const FieldDescriptor& field) {
+  const Reflection& reflection = *message.GetReflection();
+  return field.is_repeated() ? reflection.FieldSize(message, &field) > 0
+                             : reflection.HasField(message, &field);
+}
+
+bool IsDefault(const Message& message, const FieldDescriptor& field) {
+  if (field.is_repeated() || field.message_type() != nullptr ||
+      !field.has_default_value()) {
+    return false;
+  }
+  const std::unique_ptr<Message> other(message.New());
+  return ValueText(message, field) == ValueText(*other, field);
+}
+
+bool IsSection(const FieldDescriptor& field) {
+  return field.message_type() != nullptr && !field.is_repeated() &&
+         !IsFreeForm(field);
 }
 
 std::string RangeOf(const FieldDescriptor& field) {

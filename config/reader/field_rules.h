@@ -28,6 +28,15 @@ void NoteIneffectiveKeys(const google::protobuf::Message& message,
 std::vector<std::string> MissingFeatures(
     const google::protobuf::Message& message);
 
+// Returns whether the field is set; for a list, whether it is not empty.
+bool IsSet(const google::protobuf::Message& message,
+           const google::protobuf::FieldDescriptor& field);
+// Returns whether a scalar has its default in the schema.
+bool IsDefault(const google::protobuf::Message& message,
+               const google::protobuf::FieldDescriptor& field);
+// Returns whether the field is one section, whose keys the schema knows.
+bool IsSection(const google::protobuf::FieldDescriptor& field);
+
 // Returns "at least 1", "0 to 127", "a finite number above 0"; "" if any number
 // is allowed.
 std::string RangeOf(const google::protobuf::FieldDescriptor& field);

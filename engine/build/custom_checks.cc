@@ -5,6 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "config/config.pb.h"
+#include "config/options/option_values.h"
+#include "optim/algorithms/algorithm.h"
 
 namespace tessera {
 namespace {
@@ -13,19 +15,14 @@ constexpr char kCustom[] = "Custom";
 
 // As they are where a configuration says nothing: what else is there was meant
 // to do something.
-bool SetsNothing(const proto::OptimizerParams& p) {
-  const OptimizerOptions o;
-  const bool betas =
-      p.betas_size() == 0 ||
-      (p.betas_size() == 2 && p.betas(0) == o.beta1 && p.betas(1) == o.beta2);
-  return betas && p.eps() == o.eps && p.weight_decay() == o.weight_decay &&
-         p.bias_correction() == o.bias_correction && p.amsgrad() == o.amsgrad &&
-         p.momentum() == o.momentum && p.dampening() == o.dampening &&
-         p.nesterov() == o.nesterov && p.alpha() == o.alpha &&
-         p.centered() == o.centered && p.lr_decay() == o.lr_decay &&
-         p.initial_accumulator_value() == o.initial_accumulator_value &&
-         p.min_coeff() == o.min_coeff && p.max_coeff() == o.max_coeff &&
-         p.maximize() == o.maximize;
+bool SetsNothing(const proto::OptimizerParams& params) {
+  const AlgorithmRow& row = RowOf(Algorithm::kCustom);
+  for (const auto& [name, value] : OptionValuesOf(params)) {
+    const Option* const option = row.Find(name);
+    if (option == nullptr || name == "lr" || name == "ema_decay") continue;
+    if (value != option->value) return false;
+  }
+  return true;
 }
 
 absl::Status CheckRateAlone(const proto::Config& config,

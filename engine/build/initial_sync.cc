@@ -37,43 +37,27 @@ uint64_t PrintOf(absl::string_view text) {
   return Fingerprint(text.data(), static_cast<int64_t>(text.size()));
 }
 
-Print PrintOf(const NamedParameter& p, bool values) {
-  Print print{PrintOf(p.name), PrintOf(GeometryOf(p.tensor)), 0,
-              p.tensor.requires_grad()};
-  if (const auto all =
-          values ? FingerprintOfEvictable(p.tensor) : std::nullopt) {
-    print.values = *all;
-  } else if (values) {
-    const at::Tensor host = p.tensor.detach().cpu();
-    print.values =
-        Fingerprint(host.const_data_ptr(), static_cast<int64_t>(host.nbytes()));
-  }
-  return print;
-}
-
 // What the engine leaves alone may be of any kind.
 bool HasBytes(const at::Tensor& t) {
   return t.layout() == at::kStrided && t.has_storage() && !t.is_meta();
 }
 
-absl::StatusOr<std::vector<Print>> PrintsOf(
-    absl::Span<const NamedParameter> ignored, bool values) {
-  std::vector<Print> prints;
-  TESSERA_RETURN_IF_ERROR(CatchTorch("comparison of parameters", [&] {
-    for (const NamedParameter& p : ignored) {
-      const bool has = HasBytes(p.tensor);
-      Print print{PrintOf(p.name), 0, 0, 0};
-      if (has) print.geometry = PrintOf(GeometryOf(p.tensor));
-      if (has && values) {
-        const at::Tensor host =
-            p.tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
-        print.values = Fingerprint(host.const_data_ptr(),
-                                   static_cast<int64_t>(host.nbytes()));
-      }
-      prints.push_back(print);
-    }
-  }));
-  return prints;
+Print PrintOf(const NamedParameter& p, bool values) {
+  Print print{PrintOf(p.name), 0, 0, p.tensor.requires_grad()};
+  if (!HasBytes(p.tensor)) return print;
+  print.geometry = PrintOf(GeometryOf(p.tensor));
+  if (!values) return print;
+  if (const auto all = FingerprintOfEvictable(p.tensor)) {
+    print.values = *all;
+    return print;
+  }
+  const at::Tensor host = p.tensor.detach().resolve_conj().resolve_neg().cpu();
+  // In the order of memory where that is all of its elements.
+  const at::Tensor dense =
+      host.is_non_overlapping_and_dense() ? host : host.contiguous();
+  print.values =
+      Fingerprint(dense.const_data_ptr(), static_cast<int64_t>(dense.nbytes()));
+  return print;
 }
 
 // What differs of one parameter; "" if nothing does.
@@ -192,10 +176,14 @@ absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
 absl::Status CheckIgnoredEqual(absl::Span<const NamedParameter> ignored,
                                Communicator* comm, bool values) {
   TorchScope scope;
-  const auto prints = PrintsOf(ignored, values);
-  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(prints.status(), "Engine::Create"));
-  return ComparePrints(*prints, {ignored.begin(), ignored.end()}, kIgnored,
-                       comm)
+  std::vector<Print> prints;
+  const absl::Status printed = CatchTorch("comparison of parameters", [&] {
+    for (const NamedParameter& p : ignored) {
+      prints.push_back(PrintOf(p, values));
+    }
+  });
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(printed, "Engine::Create"));
+  return ComparePrints(prints, {ignored.begin(), ignored.end()}, kIgnored, comm)
       .status();
 }
 

@@ -11,19 +11,10 @@
 #include "torch/nn/module.h"
 
 namespace tessera {
-absl::StatusOr<int64_t> RankMemory(at::Device device, int ranks) {
-  if (!device.is_cpu()) {
-    return CatchTorch("memory", [&]() -> absl::StatusOr<int64_t> {
-      const auto [free, total] =
-          at::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
-      return static_cast<int64_t>(free / 10 * 9);
-    });
-  }
-  TESSERA_ASSIGN_OR_RETURN(const int64_t bytes, AvailableHostMemory());
-  return bytes / 10 * 9 / ranks;
-}
+namespace {
 
-int64_t TakenOverBytes(const torch::nn::Module& module) {
+// Returns the bytes of parameters on the CPU, each storage once.
+int64_t BytesOnCpu(const torch::nn::Module& module) {
   absl::flat_hash_set<const c10::StorageImpl*> seen;
   int64_t bytes = 0;
   for (const at::Tensor& p : module.parameters()) {
@@ -36,9 +27,23 @@ int64_t TakenOverBytes(const torch::nn::Module& module) {
   return bytes;
 }
 
+}  // namespace
+
+absl::StatusOr<int64_t> RankMemory(at::Device device, int ranks) {
+  if (!device.is_cpu()) {
+    return CatchTorch("memory", [&]() -> absl::StatusOr<int64_t> {
+      const auto [free, total] =
+          at::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
+      return static_cast<int64_t>(free / 10 * 9);
+    });
+  }
+  TESSERA_ASSIGN_OR_RETURN(const int64_t bytes, AvailableHostMemory());
+  return bytes / 10 * 9 / ranks;
+}
+
 absl::StatusOr<int64_t> AgreeOnRankMemory(int64_t limit, at::Device device,
                                           int local_world_size,
-                                          int64_t taken_over,
+                                          const torch::nn::Module& module,
                                           absl::string_view where,
                                           Communicator* comm) {
   int64_t memory = limit;
@@ -47,9 +52,10 @@ absl::StatusOr<int64_t> AgreeOnRankMemory(int64_t limit, at::Device device,
     const auto found = RankMemory(device, local_world_size);
     mine = found.status();
     // A full device has 1 byte: 0 would ask for it to be found out.
-    if (found.ok())
-      memory =
-          std::max<int64_t>(1, *found + (device.is_cpu() ? taken_over : 0));
+    if (found.ok()) {
+      memory = std::max<int64_t>(
+          1, *found + (device.is_cpu() ? BytesOnCpu(module) : 0));
+    }
   }
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(mine, where));
   TESSERA_ASSIGN_OR_RETURN(

@@ -19,16 +19,13 @@ namespace tessera {
 // device, nine tenths of its free memory. LOCAL.
 absl::StatusOr<int64_t> RankMemory(at::Device device, int ranks);
 
-// Returns the bytes of parameters on the CPU, whose memory an engine takes
-// over: a plan counts them, so they count as available. LOCAL.
-int64_t TakenOverBytes(const torch::nn::Module& module);
-
 // Returns `limit` where it is above 0, else RankMemory among `local_world_size`
-// ranks and, on the CPU, `taken_over`: the least of all ranks, identical on
-// all. `where` is for messages. COLLECTIVE.
+// ranks and, on the CPU, the memory of the module's parameters, which an engine
+// takes over: a plan counts them, so they count as available. The least of all
+// ranks, identical on all. `where` is for messages. COLLECTIVE.
 absl::StatusOr<int64_t> AgreeOnRankMemory(int64_t limit, at::Device device,
                                           int local_world_size,
-                                          int64_t taken_over,
+                                          const torch::nn::Module& module,
                                           absl::string_view where,
                                           Communicator* comm);
 

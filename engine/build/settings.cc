@@ -268,11 +268,7 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
     s.autocast_dtype = DtypeOf(config.torch_autocast().dtype());
   }
   s.cast_inputs = s.param_dtype.has_value() && config.precision().cast_inputs();
-  s.accumulate_locally = config.sharding().accumulation() == "local";
   s.check_writes = config.sharding().check_writes();
-  s.keep_freed_heap = config.sharding().keep_freed_heap();
-  s.shared_working_copy = config.sharding().shared_working_copy();
-  s.served_gathers = config.sharding().served_gathers();
   if (config.sharding().deterministic() != "off") {
     s.determinism = config.sharding().deterministic() == "on"
                         ? Determinism::kErrors
@@ -282,9 +278,6 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
     s.buffer_sync = config.sharding().buffer_sync() == "mean"
                         ? BufferSync::Values::kMean
                         : BufferSync::Values::kRank0;
-  }
-  if (config.sharding().has_reshard_group_size()) {
-    s.reshard_group_size = config.sharding().reshard_group_size();
   }
   s.shard_group_size = config.sharding().shard_group_size();
   if (s.shard_group_size == 0) s.shard_group_size = world_size;

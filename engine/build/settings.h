@@ -1,4 +1,5 @@
-// What a configuration and EngineOptions mean for the layers below.
+// What a configuration and EngineOptions mean for the layers below. What a
+// section says in so many words is read from it.
 #ifndef ENGINE_BUILD_SETTINGS_H_
 #define ENGINE_BUILD_SETTINGS_H_
 
@@ -52,14 +53,10 @@ struct Settings {
   RecomputeOptions recompute;  // without a store
   ActivationOffload activations;
   bool cast_inputs = false;
-  bool accumulate_locally = false;
   bool check_writes = false;
-  bool keep_freed_heap = true;
-  std::string shared_working_copy, served_gathers;  // auto, on, off
-  std::optional<Determinism> determinism;           // on devices; absent: off
-  std::optional<BufferSync::Values> buffer_sync;    // absent: local
-  int reshard_group_size = 0;  // 0: as schedule.reshard_after_forward says
-  int shard_group_size = 1;    // the world size where there are no replicas
+  std::optional<Determinism> determinism;         // on devices; absent: off
+  std::optional<BufferSync::Values> buffer_sync;  // absent: local
+  int shard_group_size = 1;  // the world size where there are no replicas
 };
 
 // Translates a configuration, except for what SetOverlap sets. REQUIRES:

@@ -90,20 +90,25 @@ Tier TierOfGradients(const OffloadOptions& options, bool on_cpu,
   return options.gradients ? chosen.states_tier : Tier::kMemory;
 }
 
-// Counts a unit's states that a step streams: moments, masters, the working
-// copy besides them (`separate`), the gradient.
-int StatesOnDisk(const FlatParameterOptions& flat, bool separate,
+// Counts a unit's states on the disk, which a step streams
+// (offload/shard_states.h).
+int StatesOnDisk(const FlatParameterOptions& flat, bool separate_masters,
                  int optimizer_states) {
-  const bool states = flat.states_tier == Tier::kDisk;
-  const bool parameters = flat.parameters_tier == Tier::kDisk;
-  int count = states ? optimizer_states : 0;
-  if (separate ? states : parameters) ++count;
-  if (separate && parameters) ++count;
-  if (flat.gradients_tier == Tier::kDisk) ++count;
-  return count;
+  const auto on_disk = [](Tier tier) { return tier == Tier::kDisk ? 1 : 0; };
+  return (optimizer_states + (separate_masters ? 1 : 0)) *
+             on_disk(flat.states_tier) +
+         on_disk(flat.parameters_tier) + on_disk(flat.gradients_tier);
 }
 
 }  // namespace
+
+bool HasSeparateMasters(const FlatPlan& flat,
+                        const FlatParameterOptions& options, bool on_cpu) {
+  return MasterDtypeOf(ElementType(flat.dtype), options) !=
+             WorkingDtypeOf(flat.parameters, options) ||
+         (!on_cpu && options.states_tier != Tier::kMemory &&
+          options.parameters_tier == Tier::kMemory);
+}
 
 absl::StatusOr<std::shared_ptr<SwapFile>> OpenSwapFile(SwapOptions swap,
                                                        int rank,
@@ -169,11 +174,10 @@ TierChoice ChooseTiers(const OffloadOptions& options,
                total, BytesOf(ElementType(flats[i].working_dtype)),
                &choice.parameters);
     }
-    const bool separate =
-        !on_cpu || MasterDtypeOf(ElementType(flats[i].dtype), flat) !=
-                       ElementType(flats[i].working_dtype);
-    most_states = std::max(
-        most_states, StatesOnDisk(flat, separate, options.optimizer_states));
+    most_states =
+        std::max(most_states,
+                 StatesOnDisk(flat, HasSeparateMasters(flats[i], flat, on_cpu),
+                              options.optimizer_states));
     if (flat.states_tier == Tier::kDisk &&
         flat.parameters_tier == Tier::kMemory) {
       choice.early_bytes +=

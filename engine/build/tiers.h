@@ -73,6 +73,12 @@ struct TierChoice {
   bool any() const { return states.units + parameters.units > 0; }
 };
 
+// Returns whether masters have memory of their own, as
+// FlatDescription::separate_masters does of a flat that exists. `on_cpu`: where
+// it will be.
+bool HasSeparateMasters(const FlatPlan& flat,
+                        const FlatParameterOptions& options, bool on_cpu);
+
 // Sets FlatParameterOptions::{states,gradients,parameters}_tier of units that
 // are sharded and large enough, from the model's end: states until `ratio` of
 // its elements is reached, parameters until max_in_memory elements are left,

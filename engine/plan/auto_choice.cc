@@ -108,28 +108,10 @@ void SetTiers(const AutoTiers& tiers, proto::ZeroOptimization* zero) {
   if (tiers.parameters.empty()) return;
   proto::OffloadParam* const parameters = zero->mutable_offload_param();
   parameters->set_device(tiers.parameters);
-  parameters->set_max_in_cpu(0);
+  parameters->set_max_in_cpu(tiers.max_in_cpu);
   if (parameters->nvme_path().empty()) {
     parameters->set_nvme_path(zero->offload_optimizer().nvme_path());
   }
-}
-
-absl::StatusOr<proto::Config> ConfigOf(const proto::Config& config,
-                                       const AutoCandidate& way,
-                                       int world_size) {
-  proto::Config made = config;
-  made.set_train_micro_batch_size_per_gpu(way.micro_batch);
-  made.set_gradient_accumulation_steps(way.micro_batches);
-  made.set_auto_micro_batch(false);
-  made.mutable_zero_optimization()->set_stage(way.stage);
-  SetTiers(way.tiers, made.mutable_zero_optimization());
-  proto::ActivationCheckpointing* const recompute =
-      made.mutable_activation_checkpointing();
-  if (recompute->policy() == "auto") {
-    if (way.policy.empty()) recompute->clear_units();
-    recompute->set_policy(way.policy.empty() ? "full" : way.policy);
-  }
-  return ResolveConfig(made, world_size);
 }
 
 // Modules that a predicate means are not computed again either.
@@ -144,7 +126,7 @@ absl::Status PlanWay(const ModelTrace& model, const proto::Config& config,
                      std::vector<AutoCandidate>* candidates) {
   const PlanOptions of_way = OptionsOf(options, way);
   TESSERA_ASSIGN_OR_RETURN(const proto::Config made,
-                           ConfigOf(config, way, options.world_size));
+                           ConfigOfWay(config, way, options.world_size));
   TESSERA_ASSIGN_OR_RETURN(
       const StagePlan plan,
       PlanStage(
@@ -309,6 +291,24 @@ const char* KeyThatPlansDecide(const proto::Config& config) {
              : nullptr;
 }
 
+absl::StatusOr<proto::Config> ConfigOfWay(const proto::Config& config,
+                                          const AutoCandidate& way,
+                                          int world_size) {
+  proto::Config made = config;
+  made.set_train_micro_batch_size_per_gpu(way.micro_batch);
+  made.set_gradient_accumulation_steps(way.micro_batches);
+  made.set_auto_micro_batch(false);
+  made.mutable_zero_optimization()->set_stage(way.stage);
+  SetTiers(way.tiers, made.mutable_zero_optimization());
+  proto::ActivationCheckpointing* const recompute =
+      made.mutable_activation_checkpointing();
+  if (recompute->policy() == "auto") {
+    if (way.policy.empty()) recompute->clear_units();
+    recompute->set_policy(way.policy.empty() ? "full" : way.policy);
+  }
+  return ResolveConfig(made, world_size);
+}
+
 absl::StatusOr<AutoChoice> ChooseAuto(const torch::nn::Module& module,
                                       const SampledLoss& loss,
                                       const proto::Config& config,
@@ -340,8 +340,8 @@ absl::StatusOr<AutoChoice> ChooseAuto(const torch::nn::Module& module,
     absl::StrAppend(&choice.reason, "; not of micro-batches of ", skipped);
   }
   choice.chosen = ways[chosen];
-  TESSERA_ASSIGN_OR_RETURN(choice.config,
-                           ConfigOf(config, choice.chosen, options.world_size));
+  TESSERA_ASSIGN_OR_RETURN(
+      choice.config, ConfigOfWay(config, choice.chosen, options.world_size));
   ways.erase(ways.begin() + static_cast<int64_t>(chosen));
   choice.others = std::move(ways);
   return choice;

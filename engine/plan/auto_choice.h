@@ -29,8 +29,9 @@ namespace tessera {
 // What is offloaded; a device is "" where the configuration sets it.
 struct AutoTiers {
   std::string states, parameters;
-  double ratio = 1;  // of states
-  int level = 0;     // 0: nothing; then from the host to the disk
+  double ratio = 1;        // of states
+  int64_t max_in_cpu = 0;  // elements of parameters
+  int level = 0;           // 0: nothing; then from the host to the disk
 };
 
 // One way of training. Seconds are per step, with the same number of samples
@@ -67,6 +68,11 @@ absl::StatusOr<AutoChoice> ChooseAuto(const torch::nn::Module& module,
                                       const SampledLoss& loss,
                                       const proto::Config& config,
                                       const PlanOptions& options);
+
+// Returns `config` with a way in place of what it leaves to "auto", resolved.
+absl::StatusOr<proto::Config> ConfigOfWay(const proto::Config& config,
+                                          const AutoCandidate& way,
+                                          int world_size);
 
 // Returns, for people, what ChooseAuto chooses and the plan with that. Errors
 // are ChooseAuto's and Plan's. LOCAL.

@@ -87,11 +87,10 @@ int64_t UpdateBytes(const std::vector<PlannedFlat>& flats) {
 
 // Returns the disk traffic of one flat in a step, except for what gathers read:
 // its update, and its gradients on the way to the disk.
-OffloadTraffic UpdateTraffic(const PlannedFlat& flat,
-                             const FlatParameterOptions& tiers,
-                             const Settings& settings, int64_t reductions) {
-  const bool states = tiers.states_tier == Tier::kDisk;
-  const bool parameters = tiers.parameters_tier == Tier::kDisk;
+OffloadTraffic UpdateTraffic(const PlannedFlat& flat, const Settings& settings,
+                             int64_t reductions) {
+  const bool states = flat.states == Tier::kDisk;
+  const bool parameters = flat.parameters == Tier::kDisk;
   const bool separate = flat.master_bytes > 0;
   const int64_t master_bytes = flat.owned_numel() * flat.stepped_bytes;
   OffloadTraffic traffic;
@@ -104,7 +103,7 @@ OffloadTraffic UpdateTraffic(const PlannedFlat& flat,
   if (separate && parameters) {
     traffic.written += flat.owned_numel() * flat.working_bytes;
   }
-  if (tiers.gradients_tier == Tier::kDisk) {
+  if (flat.gradients == Tier::kDisk) {
     const bool normed = settings.step.max_norm > 0 ||
                         settings.step.report_norm ||
                         settings.step.skip_on_overflow;
@@ -116,19 +115,18 @@ OffloadTraffic UpdateTraffic(const PlannedFlat& flat,
 }
 
 // `gathered`: of the flats' parameters, whole, in a step.
-OffloadTraffic DiskTraffic(const std::vector<PlannedFlat>& planned,
-                           const std::vector<FlatParameterOptions>& tiers,
-                           const Settings& settings, const TierChoice& choice,
+OffloadTraffic DiskTraffic(const PlannedFlats& planned,
+                           const Settings& settings,
                            const StepReplayOptions& replay, int64_t gathered) {
   OffloadTraffic traffic;
   const int64_t reductions =
       replay.accumulates_locally ? 1 : replay.micro_batches;
-  for (size_t i = 0; i < planned.size(); ++i) {
-    const OffloadTraffic each =
-        UpdateTraffic(planned[i], tiers[i], settings, reductions);
+  for (const PlannedFlat& flat : planned.flats) {
+    const OffloadTraffic each = UpdateTraffic(flat, settings, reductions);
     traffic.read += each.read;
     traffic.written += each.written;
   }
+  const TierChoice& choice = planned.tiers;
   if (choice.parameters.units > 0 && choice.on_disk) {
     // Where the shard group is one rank, only these units are gathered.
     const double part = settings.shard_group_size == 1
@@ -159,6 +157,44 @@ StepSeconds SecondsOf(const ModelTrace& model, const Settings& settings,
   return seconds;
 }
 
+RecomputationOptions RecomputationOf(const ModelTrace& model,
+                                     Recomputed recomputed,
+                                     const Settings& settings, bool on_cpu) {
+  RecomputationOptions options;
+  options.keeps = settings.recompute.keeps;
+  options.budget_bytes = settings.recompute.budget_bytes;
+  options.recomputes = settings.recompute.recomputes;
+  if (settings.activations.tier == (on_cpu ? Tier::kDisk : Tier::kHost)) {
+    options.moves_from = settings.activations.least_bytes;
+  }
+  if (recomputed == Recomputed::kAutomatic) {
+    options.module_of = model.automatic;
+  } else if (recomputed == Recomputed::kConfigured && model.recomputes) {
+    options.module_of = model.recomputed;
+  }
+  return options;
+}
+
+// Returns the collectives of a step of several ranks. `ranks`: of those among
+// which flats are cut.
+StepTraffic TrafficOf(const StepReplayResult& result,
+                      const Published& published, int stage, int ranks,
+                      int world_size) {
+  StepTraffic traffic;
+  traffic.gathers = result.gathers;
+  traffic.gathered_bytes = result.gathered_bytes;
+  traffic.reductions = result.reductions;
+  traffic.reduced_bytes = result.reduced_bytes;
+  traffic.all_reduces = stage == 0;
+  traffic.publications = published.times;
+  traffic.published_bytes = published.bytes;
+  if (ranks < world_size) {
+    traffic.replica_sums = result.reductions;
+    traffic.replica_bytes = result.reduced_bytes / ranks;
+  }
+  return traffic;
+}
+
 }  // namespace
 
 absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
@@ -172,55 +208,27 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<FlatPlan> flats,
       SplitFlats(model.partition.units, model.trainable, settings.flats));
-  std::vector<PlannedFlat> planned;
-  std::vector<FlatParameterOptions> flat_options;
-  for (const FlatPlan& flat : flats) {
-    planned.push_back(
-        PlannedFlatOf(settings, OptimizerOf(model.groups, flat), flat, stage));
-    flat_options.push_back(FlatParameterOptionsOf(settings, flat, stage));
-  }
-  const TierChoice tiers =
-      ChooseTiers(settings.offload, flats, settings.shard_group_size,
-                  options.on_cpu, &flat_options);
-  for (size_t i = 0; i < flats.size(); ++i) {
-    const auto elsewhere = [](Tier tier) { return tier != Tier::kMemory; };
-    planned[i].states_elsewhere = elsewhere(flat_options[i].states_tier);
-    planned[i].parameters_elsewhere =
-        elsewhere(flat_options[i].parameters_tier);
-    planned[i].alone &= !planned[i].parameters_elsewhere;
-    planned[i].gradients_elsewhere = elsewhere(flat_options[i].gradients_tier);
-  }
+  const PlannedFlats planned =
+      PlannedFlatsOf(settings, model.groups, flats, stage, options.on_cpu);
   const std::vector<int> flat_of = PlacesIn(flats, model.trace);
+  const std::string& shared = config.sharding().shared_working_copy();
   StepReplayOptions replay;
   replay.schedule = settings.schedule;
   replay.gradients = settings.gradients;
   replay.world_size = options.world_size;
   replay.micro_batches = config.gradient_accumulation_steps();
-  replay.accumulates_locally = settings.accumulate_locally;
+  replay.accumulates_locally = config.sharding().accumulation() == "local";
   replay.has_optimizer = settings.optimizer.has_value();
-  // Buffers for a device's states are on the host.
-  replay.stream_bytes = tiers.any() && options.on_cpu
-                            ? StreamBytes(tiers.stream) + tiers.early_bytes
-                            : 0;
-  replay.shares_working_copy =
-      stage == 3 && options.world_size > 1 && tiers.parameters.units == 0 &&
-      settings.shared_working_copy != "off" &&
-      (options.shared_working_copy || settings.shared_working_copy == "on");
+  replay.stream_bytes = planned.stream_bytes;
+  replay.shares_working_copy = stage == 3 && options.world_size > 1 &&
+                               planned.tiers.parameters.units == 0 &&
+                               shared != "off" &&
+                               (options.shared_working_copy || shared == "on");
   replay.buffer_bytes = model.buffer_bytes;
-  replay.recomputed.keeps = settings.recompute.keeps;
-  replay.recomputed.budget_bytes = settings.recompute.budget_bytes;
-  replay.recomputed.recomputes = settings.recompute.recomputes;
-  const Tier elsewhere = options.on_cpu ? Tier::kDisk : Tier::kHost;
-  if (settings.activations.tier == elsewhere) {
-    replay.recomputed.moves_from = settings.activations.least_bytes;
-  }
-  if (recomputed == Recomputed::kAutomatic) {
-    replay.recomputed.module_of = model.automatic;
-  } else if (recomputed == Recomputed::kConfigured && model.recomputes) {
-    replay.recomputed.module_of = model.recomputed;
-  }
+  replay.recomputed =
+      RecomputationOf(model, recomputed, settings, options.on_cpu);
   const StepReplayResult result =
-      ReplayStep(model.trace, planned, flat_of, replay);
+      ReplayStep(model.trace, planned.flats, flat_of, replay);
   StagePlan plan;
   plan.stage = stage;
   plan.between_steps = result.between_steps;
@@ -228,14 +236,13 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
   plan.at = MomentOf(model.trace, result.peak_event);
   // What is shared is written where all read it.
   const Published published =
-      replay.shares_working_copy ? Published() : PublishedOf(planned);
+      replay.shares_working_copy ? Published() : PublishedOf(planned.flats);
   const int ranks = stage == 0 ? options.world_size : settings.shard_group_size;
   plan.sent_bytes = SentBytes(result, published.bytes, ranks,
                               options.world_size, /*all_reduces=*/stage == 0) +
-                    Around(LineBytes(planned), ranks) * 2;
-  plan.units = static_cast<int64_t>(planned.size());
-  plan.disk = DiskTraffic(planned, flat_options, settings, tiers, replay,
-                          result.gathered_bytes);
+                    Around(LineBytes(planned.flats), ranks) * 2;
+  plan.units = static_cast<int64_t>(planned.flats.size());
+  plan.disk = DiskTraffic(planned, settings, replay, result.gathered_bytes);
   if (options.on_cpu) {
     const int64_t moved =
         result.recomputation.moved_bytes * replay.micro_batches;
@@ -245,23 +252,13 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
   if (!options.rates.has_value()) return plan;
   StepTraffic traffic;
   if (options.world_size > 1) {
-    traffic.gathers = result.gathers;
-    traffic.gathered_bytes = result.gathered_bytes;
-    traffic.reductions = result.reductions;
-    traffic.reduced_bytes = result.reduced_bytes;
-    traffic.all_reduces = stage == 0;
+    traffic = TrafficOf(result, published, stage, ranks, options.world_size);
     traffic.overlaps = settings.gradients.overlap;
-    traffic.publications = published.times;
-    traffic.published_bytes = published.bytes;
-    if (ranks < options.world_size) {
-      traffic.replica_sums = result.reductions;
-      traffic.replica_bytes = result.reduced_bytes / ranks;
-    }
   }
-  plan.seconds = SecondsOf(model, settings, result.recomputation, traffic,
-                           plan.disk, replay.micro_batches,
-                           replay.has_optimizer ? UpdateBytes(planned) : 0,
-                           *options.rates);
+  plan.seconds = SecondsOf(
+      model, settings, result.recomputation, traffic, plan.disk,
+      replay.micro_batches,
+      replay.has_optimizer ? UpdateBytes(planned.flats) : 0, *options.rates);
   return plan;
 }
 

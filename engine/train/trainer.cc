@@ -100,7 +100,8 @@ absl::Status Trainer::CheckBackward(const at::Tensor& loss,
 
 bool Trainer::ReducesNow() const {
   const bool last = micro_steps_ + 1 >= config_.gradient_accumulation_steps();
-  return no_sync_ == 0 && (last || !settings_.accumulate_locally);
+  return no_sync_ == 0 &&
+         (last || config_.sharding().accumulation() != "local");
 }
 
 // To ask a tensor for its graph may throw: the backward will say why.
@@ -156,7 +157,7 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
   micro_batch.may_nest = MayNest(loss);
   AllowEarlySteps(options, &micro_batch);
   const bool keeps_heap =
-      settings_.keep_freed_heap && guard_->model().device().is_cpu();
+      config_.sharding().keep_freed_heap() && guard_->model().device().is_cpu();
   if (keeps_heap) ReturnFreedHeap();
   absl::Status status = optimization_.gradients()->Run(backward, micro_batch);
   ++backwards_;

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "base/layout/layout.h"
 #include "base/status.h"
 #include "comm/fake_communicator_test_util.h"
 #include "comm/world/world.h"
@@ -117,14 +118,20 @@ TESSERA_RANK_FUNCTION(AutoStage) {
   return text;
 }
 
-// Just enough for a rank of two at stage 1, and one byte less than that: of
-// four it would suffice.
+// Enough for a rank of two at stage 1, and somewhat less than it needs: of four
+// it would suffice. Each parameter begins at a multiple of 64 elements, and
+// each shard.
 TEST(ShardGroups, AutoStageCountsTheRanksOfAGroup) {
-  int64_t numel = 0;
-  for (const auto& p : BuildModel("Gpt", 0)->parameters()) numel += p.numel();
-  const int64_t half = 8 * numel + 8 * (numel + 1) / 2;
+  int64_t numel = 0, parameters = 0;
+  for (const auto& p : BuildModel("Gpt", 0)->parameters()) {
+    numel += AlignUp(p.numel());
+    ++parameters;
+  }
+  const int64_t half = 8 * numel + 8 * numel / 2;
+  const int64_t ends = 12 * kAlignElements * parameters;
+  ASSERT_LT(ends, 4 * numel);  // what stage 0 needs more
   EXPECT_THAT(
-      RunOnRanks(kWorldSize, "AutoStage", absl::StrCat(half + 1000)),
+      RunOnRanks(kWorldSize, "AutoStage", absl::StrCat(half + ends)),
       Each(AllOf(::testing::StartsWith("1 "), HasSubstr("on each of 2 ranks"),
                  HasSubstr("; shard groups of 2 of 4 ranks"))));
   EXPECT_THAT(RunOnRanks(kWorldSize, "AutoStage", absl::StrCat(half - 1000)),

@@ -40,5 +40,32 @@ TEST(PlanStatesTest, AreThoseOfEachGroup) {
   }
 }
 
+// Masters of 16 bits are the working copy on the CPU; of a unit on a device
+// whose states are on a disk they lie there, too, and stream.
+TEST(PlanStatesTest, MastersThatLeaveTheirDeviceStream) {
+  const TruthModel model = MakeTruthModel("Gpt");
+  const auto plan_of = [&](bool on_cpu, const std::string& more) {
+    proto::Config config =
+        TruthCase::FromText("Gpt stage=3 dtype=bf16 masters=bf16" + more)
+            .config();
+    config.mutable_sharding()->mutable_offload()->set_min_state_bytes(1);
+    PlanOptions options;
+    options.world_size = 2;
+    options.on_cpu = on_cpu;
+    return Plan(*model.module, model.loss, config, options);
+  };
+  const auto kept = plan_of(false, "");
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  const PlannedBytes& bytes = kept->stages[3].between_steps;
+  for (const bool on_cpu : {true, false}) {
+    const auto moved = plan_of(on_cpu, " disk=states");
+    ASSERT_TRUE(moved.ok()) << moved.status();
+    EXPECT_EQ(moved->stages[3].disk.read,
+              bytes[PlanKind::kOptimizer] +
+                  (on_cpu ? 0 : bytes[PlanKind::kParameters]));
+    EXPECT_EQ(moved->stages[3].disk.written, moved->stages[3].disk.read);
+  }
+}
+
 }  // namespace
 }  // namespace tessera

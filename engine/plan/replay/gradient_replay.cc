@@ -142,7 +142,9 @@ void GradientReplay::Finish() {
       EnsureReduced(i);
     }
     if (flat.sharded_gradients) FreeLocal(i);
-    if (flat.gradients_elsewhere && !state.in_step) storing_.push_back(i);
+    if (flat.gradients != Tier::kMemory && !state.in_step) {
+      storing_.push_back(i);
+    }
   }
   held_->Remove(PlanKind::kGradients, std::exchange(packed_bytes_, 0));
 }
@@ -155,9 +157,6 @@ void GradientReplay::FinishStoring() {
 }
 
 void GradientReplay::End() {
-  for (State& state : states_) {
-    if (state.expected) state.added_up = !reduces_;
-  }
   if (!reduces_) return;
   LaunchReady(/*all=*/true);
   Finish();
@@ -167,7 +166,7 @@ void GradientReplay::End() {
     if (!state.expected) continue;
     const PlannedFlat& flat = flats_[i];
     if (state.in_step) {
-      if (!flat.gradients_elsewhere) EnsureReduced(i);
+      if (flat.gradients == Tier::kMemory) EnsureReduced(i);
     } else if (!flat.sharded_gradients && flat.keeps_sums) {
       state.in_place = true;
       held_->Remove(PlanKind::kGradients,

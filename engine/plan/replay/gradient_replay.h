@@ -46,7 +46,6 @@ class GradientReplay {
     int64_t reduced_bytes = 0;  // the same
     int64_t sums_bytes = 0;
     bool in_place = false;  // the step's gradient lies in the local one
-    bool added_up = false;  // of a backward that did not reduce
     bool in_step = false;   // micro-batches before this one are in it
   };
   void MakeBuckets(int world_size);

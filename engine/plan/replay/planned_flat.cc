@@ -5,49 +5,30 @@
 
 namespace tessera {
 
-absl::string_view PlanKindName(PlanKind kind) {
-  switch (kind) {
-    case PlanKind::kParameters:
-      return "parameters";
-    case PlanKind::kMasters:
-      return "masters";
-    case PlanKind::kOptimizer:
-      return "optimizer";
-    case PlanKind::kGathered:
-      return "gathered";
-    case PlanKind::kGradients:
-      return "gradients";
-    case PlanKind::kActivations:
-      return "activations";
-    case PlanKind::kKernels:
-      return "kernels";
-  }
-  return "";
-}
+namespace {
 
-PlannedFlat PlannedFlatOf(const Settings& settings,
-                          const OptimizerOptions* optimizer,
-                          const FlatPlan& flat, int stage) {
-  const FlatParameterOptions options =
-      FlatParameterOptionsOf(settings, flat, stage);
+// `options`: with the tiers of its states.
+PlannedFlat PlannedFlatOf(const FlatPlan& flat,
+                          const FlatParameterOptions& options,
+                          const OptimizerOptions* optimizer, int group_size,
+                          bool on_cpu) {
   // At stage 0 all ranks are one group, but nothing is cut.
-  const FlatLayout layout =
-      LayoutOf(flat.parameters, settings.shard_group_size);
+  const FlatLayout layout = LayoutOf(flat.parameters, group_size);
   const auto bytes = [](at::ScalarType dtype) {
     return static_cast<int64_t>(c10::elementSize(dtype));
   };
   const at::ScalarType working = WorkingDtypeOf(flat.parameters, options);
-  const at::ScalarType own = c10::toRealValueType(flat.dtype);
-  const at::ScalarType master = MasterDtypeOf(own, options);
+  const at::ScalarType master = MasterDtypeOf(ElementType(flat.dtype), options);
+  const at::ScalarType sums = options.reduce_dtype.value_or(working);
+  const at::ScalarType gradient = GradientDtypeOf(master, options);
   PlannedFlat planned;
-  planned.name = flat.name;
   planned.whole_numel = layout.whole_numel();
   planned.shard_numel = layout.shard_numel();
   planned.working_bytes = bytes(working);
   planned.master_bytes =
-      flat.trainable && working != master ? bytes(master) : 0;
-  const at::ScalarType sums = options.reduce_dtype.value_or(working);
-  const at::ScalarType gradient = GradientDtypeOf(master, options);
+      flat.trainable && HasSeparateMasters(flat, options, on_cpu)
+          ? bytes(master)
+          : 0;
   planned.reduce_bytes = bytes(sums);
   planned.gradient_bytes = bytes(gradient);
   planned.local_bytes = bytes(at::promoteTypes(sums, gradient));
@@ -63,9 +44,45 @@ PlannedFlat PlannedFlatOf(const Settings& settings,
   }
   planned.trained = flat.trainable;
   planned.sharded_parameters = options.stage.sharded_parameters;
-  planned.alone = settings.shard_group_size == 1;
   planned.sharded_gradients = options.stage.sharded_gradients;
   planned.sharded_optimizer = options.stage.sharded_optimizer;
+  planned.states = options.states;
+  planned.parameters = options.parameters;
+  planned.gradients = options.gradients;
+  planned.alone = group_size == 1 && options.parameters == Tier::kMemory;
+  return planned;
+}
+
+}  // namespace
+
+absl::string_view PlanKindName(PlanKind kind) {
+  constexpr absl::string_view kNames[kNumPlanKinds] = {
+      "parameters", "masters",     "optimizer", "gathered",
+      "gradients",  "activations", "kernels"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+PlannedFlats PlannedFlatsOf(const Settings& settings,
+                            const ParameterGroups& groups,
+                            absl::Span<const FlatPlan> flats, int stage,
+                            bool on_cpu) {
+  PlannedFlats planned;
+  std::vector<FlatParameterOptions> options;
+  for (const FlatPlan& flat : flats) {
+    options.push_back(FlatParameterOptionsOf(settings, flat, stage));
+  }
+  planned.tiers = ChooseTiers(settings.offload, flats,
+                              settings.shard_group_size, on_cpu, &options);
+  // Buffers for a device's states are on the host.
+  if (planned.tiers.any() && on_cpu) {
+    planned.stream_bytes =
+        StreamBytes(planned.tiers.stream) + planned.tiers.early_bytes;
+  }
+  for (size_t i = 0; i < flats.size(); ++i) {
+    planned.flats.push_back(PlannedFlatOf(flats[i], options[i],
+                                          OptimizerOf(groups, flats[i]),
+                                          settings.shard_group_size, on_cpu));
+  }
   return planned;
 }
 
@@ -73,14 +90,14 @@ PlannedBytes BytesBetweenSteps(const PlannedFlat& flat, bool has_optimizer,
                                bool shared) {
   PlannedBytes bytes;
   const bool cut = flat.sharded_parameters || shared;
-  if (!flat.parameters_elsewhere) {
+  if (flat.parameters == Tier::kMemory) {
     bytes.Add(PlanKind::kParameters,
               (cut ? flat.shard_numel : flat.whole_numel) * flat.working_bytes);
   }
   if (flat.trained && has_optimizer) {
     bytes.Add(PlanKind::kOptimizer, flat.shaped_state_bytes);
   }
-  if (!flat.trained || flat.states_elsewhere) return bytes;
+  if (!flat.trained || flat.states != Tier::kMemory) return bytes;
   bytes.Add(PlanKind::kMasters, flat.owned_numel() * flat.master_bytes);
   if (has_optimizer) {
     bytes.Add(PlanKind::kOptimizer,

@@ -1,19 +1,23 @@
-// PlannedFlat: a flat parameter as an engine would make it, in numbers.
+// PlannedFlat: a flat parameter as an engine would make it, in numbers: what
+// each of its elements costs, and where it lies. All that is predicted of sizes
+// begins here: plans (stage_plan.h), and what "auto" becomes without one
+// (engine/plan/stage_choice.h).
 #ifndef ENGINE_PLAN_REPLAY_PLANNED_FLAT_H_
 #define ENGINE_PLAN_REPLAY_PLANNED_FLAT_H_
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
+#include "absl/types/span.h"
+#include "engine/build/group_choice.h"
 #include "engine/build/settings.h"
+#include "engine/build/tiers.h"
 #include "engine/plan/replay/planned_memory.h"
 #include "sharding/partition/flat_plan.h"
 
 namespace tessera {
 
 struct PlannedFlat {
-  std::string name;
   int64_t whole_numel = 0;  // P, with gaps and padding
   int64_t shard_numel = 0;  // S, that a rank owns where the stage shards
   // Bytes per element.
@@ -34,22 +38,31 @@ struct PlannedFlat {
   bool sharded_parameters = false;
   bool sharded_gradients = false;
   bool sharded_optimizer = false;
-  bool states_elsewhere = false;  // masters and moments
-  bool parameters_elsewhere = false;
+  Tier states = Tier::kMemory;  // masters with memory of their own, moments
+  Tier parameters = Tier::kMemory;
+  Tier gradients = Tier::kMemory;  // shards, except those of two units
   // Sharded over one rank: what is whole is the shard itself.
   bool alone = false;
-  bool gradients_elsewhere = false;  // shards, except those of two units
 
   int64_t owned_numel() const {
     return sharded_optimizer ? shard_numel : whole_numel;
   }
 };
 
-// Returns the flat as `settings` make it at a stage, over the ranks of a shard
-// group. `optimizer`: null if there is none.
-PlannedFlat PlannedFlatOf(const Settings& settings,
-                          const OptimizerOptions* optimizer,
-                          const FlatPlan& flat, int stage);
+struct PlannedFlats {
+  std::vector<PlannedFlat> flats;
+  TierChoice tiers;
+  // Bytes in which states and parameters on a disk are updated.
+  int64_t stream_bytes = 0;
+};
+
+// Returns flats as `settings` make them at a stage, over the ranks of a shard
+// group. `groups`: empty if there is no optimizer. `on_cpu`: where they will
+// be.
+PlannedFlats PlannedFlatsOf(const Settings& settings,
+                            const ParameterGroups& groups,
+                            absl::Span<const FlatPlan> flats, int stage,
+                            bool on_cpu);
 
 // Returns what a flat takes between steps, without gradients. `shared`: a
 // host's ranks have one working copy.

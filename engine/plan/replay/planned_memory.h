@@ -34,6 +34,13 @@ class PlannedBytes {
     by_kind_[Index(kind)] += bytes;
     total_ += bytes;
   }
+  PlannedBytes& operator+=(const PlannedBytes& other) {
+    for (size_t i = 0; i < by_kind_.size(); ++i) {
+      by_kind_[i] += other.by_kind_[i];
+    }
+    total_ += other.total_;
+    return *this;
+  }
   int64_t total() const { return total_; }
 
  private:
