@@ -14,11 +14,11 @@ constexpr int kThreads = 4;
 }  // namespace
 
 std::vector<ReadBatch> InBatches(const proto::CheckpointManifest& manifest,
-                                 const std::vector<ElementRange>& ranges,
+                                 const std::vector<WantedElements>& ranges,
                                  int64_t max_bytes) {
   std::vector<ReadBatch> batches;
   for (size_t r = 0; r < ranges.size(); ++r) {
-    const ElementRange& range = ranges[r];
+    const WantedElements& range = ranges[r];
     const int64_t size = DtypeBytes(
         manifest.storages(range.storage).states(range.state).dtype());
     for (int64_t at = range.begin; at < range.end;) {
@@ -36,13 +36,13 @@ std::vector<ReadBatch> InBatches(const proto::CheckpointManifest& manifest,
 }
 
 absl::Status ReadOne(const ReadBatch& batch,
-                     const std::vector<ElementRange>& ranges,
+                     const std::vector<WantedElements>& ranges,
                      CheckpointReader* reader, std::string* bytes) {
   bytes->resize(static_cast<size_t>(batch.bytes));
   char* to = bytes->data();
   std::vector<WantedElements> wanted;
   for (const ReadBatch::Part& part : batch.parts) {
-    const ElementRange& range = ranges[part.range];
+    const WantedElements& range = ranges[part.range];
     wanted.push_back({range.storage, range.state, part.begin, part.end, to});
     to += part.bytes;
   }
@@ -50,7 +50,7 @@ absl::Status ReadOne(const ReadBatch& batch,
 }
 
 absl::Status ReadInBatches(CheckpointReader* reader,
-                           const std::vector<ElementRange>& ranges,
+                           const std::vector<WantedElements>& ranges,
                            const TakePart& take) {
   std::string bytes;
   for (const ReadBatch& batch :

@@ -16,14 +16,6 @@
 
 namespace tessera {
 
-// Elements [begin, end) of a state of a storage.
-struct ElementRange {
-  int storage = 0;
-  int state = 0;
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-
 // What one call reads, in the order of the ranges.
 struct ReadBatch {
   struct Part {
@@ -35,23 +27,23 @@ struct ReadBatch {
   int64_t bytes = 0;
 };
 
-// Groups `ranges` into batches of at most `max_bytes`, a multiple of
-// kBlockBytes. A larger range is cut into several batches, at whole blocks from
-// its begin on.
+// Groups `ranges`, whose `to` does not count, into batches of at most
+// `max_bytes`, a multiple of kBlockBytes. A larger range is cut into several
+// batches, at whole blocks from its begin on.
 std::vector<ReadBatch> InBatches(const proto::CheckpointManifest& manifest,
-                                 const std::vector<ElementRange>& ranges,
+                                 const std::vector<WantedElements>& ranges,
                                  int64_t max_bytes);
 
 // Reads the bytes of a batch, one part after the other. LOCAL.
 absl::Status ReadOne(const ReadBatch& batch,
-                     const std::vector<ElementRange>& ranges,
+                     const std::vector<WantedElements>& ranges,
                      CheckpointReader* reader, std::string* bytes);
 
 // Calls `take(range, begin, bytes)` for all parts, in order. LOCAL.
 using TakePart = std::function<absl::Status(size_t range, int64_t begin,
                                             absl::string_view bytes)>;
 absl::Status ReadInBatches(CheckpointReader* reader,
-                           const std::vector<ElementRange>& ranges,
+                           const std::vector<WantedElements>& ranges,
                            const TakePart& take);
 
 }  // namespace tessera

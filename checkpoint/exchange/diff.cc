@@ -55,9 +55,9 @@ std::map<std::string, Facts> TensorsOf(
 
 // Returns where each state is, by "layer.weight value"; a storage has its first
 // tensor's name.
-std::map<std::string, ElementRange> StatesOf(
+std::map<std::string, WantedElements> StatesOf(
     const proto::CheckpointManifest& manifest) {
-  std::map<std::string, ElementRange> states;
+  std::map<std::string, WantedElements> states;
   for (int s = 0; s < manifest.storages_size(); ++s) {
     const auto& storage = manifest.storages(s);
     for (int i = 0; i < storage.states_size(); ++i) {
@@ -69,7 +69,7 @@ std::map<std::string, ElementRange> StatesOf(
   return states;
 }
 
-std::string DtypeOf(const CheckpointReader& reader, const ElementRange& of) {
+std::string DtypeOf(const CheckpointReader& reader, const WantedElements& of) {
   return reader.manifest().storages(of.storage).states(of.state).dtype();
 }
 
@@ -222,12 +222,12 @@ class Diff {
   }
 
   absl::Status CompareStates(int* equal) {
-    std::vector<ElementRange> ranges_a, ranges_b;
+    std::vector<WantedElements> ranges_a, ranges_b;
     std::vector<Found> found;
     int64_t total = 0, done = 0;
     Match(StatesOf(a_.manifest()), StatesOf(b_.manifest()), "",
-          [&](const std::string& name, const ElementRange& a,
-              const ElementRange& b) {
+          [&](const std::string& name, const WantedElements& a,
+              const WantedElements& b) {
             const std::string of_a = DtypeOf(a_, a), of_b = DtypeOf(b_, b);
             if (a.end != b.end || of_a != of_b) {
               Say(name, absl::StrCat(a.end, " ", of_a, " there, ", b.end, " ",

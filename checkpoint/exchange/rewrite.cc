@@ -62,7 +62,7 @@ class Reshard {
   }
 
   absl::Status AddPieces(int rank, DataFileWriter* writer) {
-    std::vector<ElementRange> pieces;
+    std::vector<WantedElements> pieces;
     for (int s = 0; s < manifest_.storages_size(); ++s) {
       const proto::CheckpointStorage& storage = manifest_.storages(s);
       const int64_t cuts = (storage.numel() + kCutNumbers - 1) / kCutNumbers;
@@ -81,7 +81,7 @@ class Reshard {
         });
   }
 
-  absl::Status AddPart(const ElementRange& piece, int64_t begin,
+  absl::Status AddPart(const WantedElements& piece, int64_t begin,
                        absl::string_view bytes, DataFileWriter* writer) {
     if (begin == piece.begin) {
       const int64_t n = piece.end - piece.begin;
@@ -90,9 +90,7 @@ class Reshard {
       TESSERA_RETURN_IF_ERROR(writer->BeginPiece(
           piece.storage, piece.state, begin, n, n * DtypeBytes(dtype)));
     }
-    for (size_t at = 0; at < bytes.size(); at += kPartBytes) {
-      TESSERA_RETURN_IF_ERROR(writer->AddPart(bytes.substr(at, kPartBytes)));
-    }
+    TESSERA_RETURN_IF_ERROR(writer->AddPart(bytes));
     done_ += static_cast<int64_t>(bytes.size());
     if (progress_) progress_(done_, total_);
     return absl::OkStatus();
@@ -119,7 +117,7 @@ absl::Status ExportSafetensors(const std::string& dir, const std::string& to,
       SafetensorsExport exported,
       SafetensorsExport::Plan(to, manifest, options, files));
   int64_t done = 0, total = 0;
-  std::vector<ElementRange> values;
+  std::vector<WantedElements> values;
   for (int s = 0; s < manifest.storages_size(); ++s) {
     const proto::CheckpointStorage& storage = manifest.storages(s);
     const int value = ValueState(storage);
