@@ -6,10 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "checkpoint/format/checkpoint_folder.h"
@@ -99,10 +96,12 @@ struct Transfer {
   bool wanted = false;  // whether this rank wants it
 };
 
-// Plans transfers of what some rank needs. `needs` is this rank's, ascending.
+// Plans transfers of what some rank needs. `needs` is this rank's, ascending;
+// it takes what any rank of `takes_for` needs.
 absl::StatusOr<std::vector<Transfer>> PlanTransfers(
     const CheckpointReader& reader, const Holdings& holdings,
-    const std::vector<int>& needs, Communicator* comm) {
+    const std::vector<int>& needs, const std::vector<int>& takes_for,
+    Communicator* comm) {
   const int num_files = reader.manifest().files_size();
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> all,
@@ -125,8 +124,10 @@ absl::StatusOr<std::vector<Transfer>> PlanTransfers(
           DataFileName(reader.manifest().id(), f), ", which rank ", f, " of ",
           num_files, " has written", holdings.WhyUnusable(num_files)));
     }
-    transfers.push_back(
-        {f, owner, std::binary_search(needs.begin(), needs.end(), f)});
+    const bool wanted = std::any_of(
+        takes_for.begin(), takes_for.end(),
+        [&](int r) { return IsSet(all[static_cast<size_t>(r)], f); });
+    transfers.push_back({f, owner, wanted});
   }
   return transfers;
 }
@@ -152,7 +153,8 @@ absl::Status FetchIndices(CheckpointReader* reader, const Holdings& holdings,
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<Transfer> transfers,
       PlanTransfers(*reader, holdings,
-                    Lacking(holdings, std::move(may), comm->rank()), comm));
+                    Lacking(holdings, std::move(may), comm->rank()),
+                    {comm->rank()}, comm));
   absl::Status mine;
   std::vector<std::string> indices(transfers.size());
   for (size_t i = 0; i < transfers.size(); ++i) {
@@ -239,22 +241,11 @@ absl::Status FetchDataFiles(CheckpointReader* reader,
     if (files.ok()) needs = Lacking(holdings, *std::move(files), rank);
     return files.status();
   }));
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> all,
-      comm->AllGatherStrings(absl::StrJoin(needs, " "),
-                             CommTag{"data files that hosts lack"}));
   // A leader writes what any rank of its host needs.
-  std::vector<int> writes;
-  for (int r : RanksOfLeader(holdings.leaders, rank)) {
-    for (absl::string_view word :
-         absl::StrSplit(all[static_cast<size_t>(r)], ' ', absl::SkipEmpty())) {
-      int f = 0;
-      if (absl::SimpleAtoi(word, &f)) writes.push_back(f);
-    }
-  }
-  std::sort(writes.begin(), writes.end());
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<Transfer> transfers,
-                           PlanTransfers(*reader, holdings, writes, comm));
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<Transfer> transfers,
+      PlanTransfers(*reader, holdings, needs,
+                    RanksOfLeader(holdings.leaders, rank), comm));
   absl::Status mine;
   for (const Transfer& transfer : transfers) {
     mine.Update(SendFile(transfer, *reader, device, comm));
