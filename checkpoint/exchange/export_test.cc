@@ -17,7 +17,7 @@
 #include "checkpoint/disk/memory_disk.h"
 #include "checkpoint/exchange/name_map.h"
 #include "checkpoint/exchange/rewrite.h"
-#include "checkpoint/format/sample_checkpoint.h"
+#include "checkpoint/format/sample_checkpoint_test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

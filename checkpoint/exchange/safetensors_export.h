@@ -70,8 +70,6 @@ class SafetensorsExport {
   // Returns a text of what goes where and in which dtype; equal plans have
   // equal texts. LOCAL.
   std::string Fingerprint() const;
-  // Returns the bytes of all tensors.
-  int64_t total_bytes() const { return total_bytes_; }
 
  private:
   struct Tensor : SafetensorsTensor {  // in the exported file

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "checkpoint/disk/memory_disk.h"
-#include "checkpoint/format/sample_checkpoint.h"
+#include "checkpoint/format/sample_checkpoint_test_util.h"
 #include "gtest/gtest.h"
 
 namespace tessera {

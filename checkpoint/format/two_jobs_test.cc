@@ -22,7 +22,7 @@
 #include "checkpoint/disk/memory_disk.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/checkpoint_reader.h"
-#include "checkpoint/format/sample_checkpoint.h"
+#include "checkpoint/format/sample_checkpoint_test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
 #include "checkpoint/checkpoint.h"
+#include "comm/all_gather_values.h"
 #include "config/config.pb.h"
 #include "config/config_text.h"
 #include "engine/api/version.h"
@@ -120,28 +121,23 @@ absl::Status AddPieces(const TrainingState& state, const StateTable& table,
 // What is the same on all is dealt out, each to whom has least of it.
 absl::Status AddPlain(const TrainingState& state, const StateTable& table,
                       CheckpointContent* content) {
-  std::string prints;
+  std::vector<uint64_t> prints;
   std::vector<at::Tensor> numbers;
   for (const StateTable::Plain& plain : table.plain()) {
     numbers.push_back(NumbersOf(plain.tensor));
     const at::Tensor here = numbers.back().cpu();
-    absl::StrAppend(&prints,
-                    absl::Hex(Fingerprint(here.const_data_ptr(),
-                                          static_cast<int64_t>(here.nbytes())),
-                              absl::kZeroPad16));
+    prints.push_back(Fingerprint(here.const_data_ptr(),
+                                 static_cast<int64_t>(here.nbytes())));
   }
   TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> all,
-      state.comm()->AllGatherStrings(prints, CommTag{"checkpoint buffers"}));
+      const std::vector<std::vector<uint64_t>> all,
+      AllGatherValues(state.comm(), prints, CommTag{"checkpoint buffers"}));
   const int first = static_cast<int>(table.slots().size());
   std::vector<size_t> bytes(all.size(), 0);  // that each writes
   for (size_t i = 0; i < numbers.size(); ++i) {
-    const auto print = [i](const std::string& of) {
-      return absl::string_view(of).substr(16 * i, 16);
-    };
     const bool same = std::all_of(
         all.begin(), all.end(),
-        [&](const std::string& one) { return print(one) == print(all[0]); });
+        [&](const std::vector<uint64_t>& one) { return one[i] == all[0][i]; });
     const auto writer =
         same ? std::min_element(bytes.begin(), bytes.end()) : bytes.begin();
     *writer += numbers[i].nbytes();
@@ -149,7 +145,7 @@ absl::Status AddPlain(const TrainingState& state, const StateTable& table,
       if (numbers[i].numel() == 0) continue;
       content->pieces.push_back(
           {first + static_cast<int>(i), 0, 0, numbers[i]});
-    } else if (print(all[0]) != print(prints)) {
+    } else if (all[0][i] != prints[i]) {
       content->values.emplace_back(
           absl::StrCat(kOwnTensor, table.NamesOf(table.plain()[i].tensor)[0]),
           BytesOf(numbers[i]));
