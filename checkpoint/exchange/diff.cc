@@ -20,8 +20,6 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kHeldBytes = 32 << 20;  // of each checkpoint at a time
-
 // Facts are pairs of label and text, in the same order for every tensor.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
@@ -239,22 +237,15 @@ class Diff {
             found.push_back({name, a.end});
             total += a.end * DtypeBytes(of_a);
           });
-    std::string x, y;
-    for (const ReadBatch& batch :
-         InBatches(a_.manifest(), ranges_a, kHeldBytes)) {
-      TESSERA_RETURN_IF_ERROR(ReadOne(batch, ranges_a, &a_, &x));
-      TESSERA_RETURN_IF_ERROR(ReadOne(batch, ranges_b, &b_, &y));
-      absl::string_view rest_a = x, rest_b = y;
-      for (const ReadBatch::Part& part : batch.parts) {
-        const auto n = static_cast<size_t>(part.bytes);
-        found[part.range].Compare(rest_a.substr(0, n), rest_b.substr(0, n),
-                                  DtypeOf(a_, ranges_a[part.range]));
-        rest_a.remove_prefix(n);
-        rest_b.remove_prefix(n);
-      }
-      done += batch.bytes;
-      if (progress_) progress_(done, total);
-    }
+    TESSERA_RETURN_IF_ERROR(ReadInBatches(
+        {{&a_, ranges_a}, {&b_, ranges_b}},
+        [&](size_t range, int64_t, absl::Span<const absl::string_view> bytes) {
+          found[range].Compare(bytes[0], bytes[1],
+                               DtypeOf(a_, ranges_a[range]));
+          done += static_cast<int64_t>(bytes[0].size());
+          if (progress_) progress_(done, total);
+          return absl::OkStatus();
+        }));
     for (const Found& one : found) {
       if (one.differing > 0) Say(one.name, one.Text());
       *equal += one.differing == 0 ? 1 : 0;

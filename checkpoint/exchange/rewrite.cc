@@ -75,9 +75,9 @@ class Reshard {
       }
     }
     return ReadInBatches(
-        &reader_, pieces,
-        [&](size_t number, int64_t begin, absl::string_view bytes) {
-          return AddPart(pieces[number], begin, bytes, writer);
+        {{&reader_, pieces}}, [&](size_t number, int64_t begin,
+                                  absl::Span<const absl::string_view> bytes) {
+          return AddPart(pieces[number], begin, bytes[0], writer);
         });
   }
 
@@ -128,11 +128,11 @@ absl::Status ExportSafetensors(const std::string& dir, const std::string& to,
   const auto write = [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(exported.Create());
     TESSERA_RETURN_IF_ERROR(ReadInBatches(
-        &reader, values,
-        [&](size_t number, int64_t begin, absl::string_view bytes) {
-          done += static_cast<int64_t>(bytes.size());
+        {{&reader, values}}, [&](size_t number, int64_t begin,
+                                 absl::Span<const absl::string_view> bytes) {
+          done += static_cast<int64_t>(bytes[0].size());
           if (progress) progress(done, total);
-          return exported.Write(values[number].storage, begin, bytes);
+          return exported.Write(values[number].storage, begin, bytes[0]);
         }));
     TESSERA_RETURN_IF_ERROR(exported.Sync());
     return exported.Commit();
