@@ -4,13 +4,13 @@
 
 #include "ATen/Parallel.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "checkpoint/dtype_names.h"
 #include "checkpoint/fetch_data_files.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/local_folders.h"
 #include "checkpoint/together.h"
+#include "comm/all_gather_values.h"
 
 namespace tessera {
 namespace {
@@ -39,9 +39,8 @@ absl::StatusOr<CheckpointReader> OpenCheckpoint(const std::string& dir,
   // The ids are compared, since a checkpoint may have several paths, and if it
   // is being replaced some ranks may have found the next one.
   TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> ids,
-      comm->AllGatherStrings(absl::StrFormat("%x", reader->manifest().id()),
-                             CommTag{"checkpoint id"}));
+      const std::vector<uint64_t> ids,
+      AllGatherValue(comm, reader->manifest().id(), CommTag{"checkpoint id"}));
   if (std::count(ids.begin(), ids.end(), ids[0]) !=
       static_cast<int64_t>(ids.size())) {
     TESSERA_RETURN_IF_ERROR(comm->AgreeEqual(dir, "checkpoint's folder"));

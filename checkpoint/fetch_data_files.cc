@@ -1,15 +1,12 @@
 #include "checkpoint/fetch_data_files.h"
 
 #include <algorithm>
-#include <functional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "checkpoint/format/checkpoint_folder.h"
@@ -17,40 +14,32 @@
 #include "checkpoint/local_folders.h"
 #include "checkpoint/send_all.h"
 #include "checkpoint/together.h"
+#include "comm/all_gather_values.h"
 
 namespace tessera {
 namespace {
 
-// Returns one bit for each of `count`.
-std::string Pack(int count, const std::function<bool(int)>& is_set) {
-  std::string bits(static_cast<size_t>(count + 7) / 8, '\0');
-  for (int i = 0; i < count; ++i) {
-    if (is_set(i))
-      bits[static_cast<size_t>(i / 8)] |= static_cast<char>(1 << i % 8);
-  }
-  return bits;
-}
-bool IsSet(const std::string& bits, int i) {
-  return (static_cast<size_t>(i / 8) < bits.size()) &&
-         (bits[static_cast<size_t>(i / 8)] >> (i % 8) & 1) != 0;
+// Returns whether `f` is one of `files`, which are ascending.
+bool Has(const std::vector<int>& files, int f) {
+  return std::binary_search(files.begin(), files.end(), f);
 }
 
 // Records which data files each leader has.
 struct Holdings {
   std::vector<int> leaders;
-  std::vector<std::string> has;
+  std::vector<std::vector<int>> files;  // by rank
+  std::vector<std::string> unusable;    // why files there cannot be opened
 
   bool HasFile(int rank, int f) const {
-    return IsSet(has[static_cast<size_t>(leaders[static_cast<size_t>(rank)])],
-                 f);
+    const int leader = leaders[static_cast<size_t>(rank)];
+    return Has(files[static_cast<size_t>(leader)], f);
   }
   // Describes files that are there but cannot be opened.
-  std::string WhyUnusable(int num_files) const {
+  std::string WhyUnusable() const {
     std::string why;
-    const size_t bits = Pack(num_files, [](int) { return false; }).size();
-    for (size_t r = 0; r < has.size(); ++r) {
-      if (has[r].size() <= bits) continue;
-      absl::StrAppend(&why, "; rank ", r, ": ", has[r].substr(bits));
+    for (size_t r = 0; r < unusable.size(); ++r) {
+      if (unusable[r].empty()) continue;
+      absl::StrAppend(&why, "; rank ", r, ": ", unusable[r]);
     }
     return why;
   }
@@ -67,7 +56,8 @@ absl::StatusOr<Holdings> FindHoldings(const CheckpointReader& reader,
                                       Communicator* comm) {
   Holdings found;
   TESSERA_ASSIGN_OR_RETURN(found.leaders, FindLeaders(reader.folder(), comm));
-  std::string has;
+  std::vector<int> files;
+  absl::Status unusable;
   TESSERA_RETURN_IF_ERROR(
       RunTogether(comm, "LoadCheckpoint", [&]() -> absl::Status {
         const int rank = comm->rank();
@@ -75,20 +65,21 @@ absl::StatusOr<Holdings> FindHoldings(const CheckpointReader& reader,
           return absl::OkStatus();
         }
         const proto::CheckpointManifest& manifest = reader.manifest();
-        absl::Status unusable;
-        has = Pack(manifest.files_size(), [&](int f) {
+        for (int f = 0; f < manifest.files_size(); ++f) {
           const auto file =
               reader.folder().OpenFile(DataFileName(manifest.id(), f));
           if (!absl::IsNotFound(file.status())) unusable.Update(file.status());
-          return file.ok() && file->bytes() == manifest.files(f).bytes();
-        });
-        // The bits are followed by why the leader lacks a file that is there.
-        if (!unusable.ok()) absl::StrAppend(&has, unusable.ToString());
+          if (file.ok() && file->bytes() == manifest.files(f).bytes()) {
+            files.push_back(f);
+          }
+        }
         return absl::OkStatus();
       }));
+  const CommTag tag("data files that are there");
+  TESSERA_ASSIGN_OR_RETURN(found.files, AllGatherLists(comm, files, tag));
   TESSERA_ASSIGN_OR_RETURN(
-      found.has,
-      comm->AllGatherStrings(has, CommTag{"data files that are there"}));
+      found.unusable,
+      comm->AllGatherStrings(unusable.ok() ? "" : unusable.ToString(), tag));
   return found;
 }
 
@@ -99,34 +90,33 @@ struct Transfer {
   bool wanted = false;  // whether this rank wants it
 };
 
-// Plans transfers of what some rank needs. `needs` is this rank's, ascending.
+// Plans transfers of what some rank needs. `needs` is this rank's, ascending;
+// it takes what any rank of `takes_for` needs.
 absl::StatusOr<std::vector<Transfer>> PlanTransfers(
     const CheckpointReader& reader, const Holdings& holdings,
-    const std::vector<int>& needs, Communicator* comm) {
-  const int num_files = reader.manifest().files_size();
+    const std::vector<int>& needs, const std::vector<int>& takes_for,
+    Communicator* comm) {
   TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> all,
-      comm->AllGatherStrings(Pack(num_files,
-                                  [&](int f) {
-                                    return std::binary_search(needs.begin(),
-                                                              needs.end(), f);
-                                  }),
-                             CommTag{"data files that are needed"}));
+      const std::vector<std::vector<int>> all,
+      AllGatherLists(comm, needs, CommTag{"data files that are needed"}));
+  std::set<int> needed;
+  for (const std::vector<int>& files : all) {
+    needed.insert(files.begin(), files.end());
+  }
   std::vector<Transfer> transfers;
-  for (int f = 0; f < num_files; ++f) {
-    if (std::none_of(all.begin(), all.end(),
-                     [&](const std::string& bits) { return IsSet(bits, f); })) {
-      continue;
-    }
+  for (int f : needed) {
     const int owner = holdings.OwnerOf(f);
     if (owner < 0) {
-      return absl::DataLossError(absl::StrCat(
-          reader.path(), ": no host has ",
-          DataFileName(reader.manifest().id(), f), ", which rank ", f, " of ",
-          num_files, " has written", holdings.WhyUnusable(num_files)));
+      return absl::DataLossError(
+          absl::StrCat(reader.path(), ": no host has ",
+                       DataFileName(reader.manifest().id(), f), ", which rank ",
+                       f, " of ", reader.manifest().files_size(),
+                       " has written", holdings.WhyUnusable()));
     }
-    transfers.push_back(
-        {f, owner, std::binary_search(needs.begin(), needs.end(), f)});
+    const bool wanted =
+        std::any_of(takes_for.begin(), takes_for.end(),
+                    [&](int r) { return Has(all[static_cast<size_t>(r)], f); });
+    transfers.push_back({f, owner, wanted});
   }
   return transfers;
 }
@@ -152,7 +142,8 @@ absl::Status FetchIndices(CheckpointReader* reader, const Holdings& holdings,
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<Transfer> transfers,
       PlanTransfers(*reader, holdings,
-                    Lacking(holdings, std::move(may), comm->rank()), comm));
+                    Lacking(holdings, std::move(may), comm->rank()),
+                    {comm->rank()}, comm));
   absl::Status mine;
   std::vector<std::string> indices(transfers.size());
   for (size_t i = 0; i < transfers.size(); ++i) {
@@ -239,22 +230,11 @@ absl::Status FetchDataFiles(CheckpointReader* reader,
     if (files.ok()) needs = Lacking(holdings, *std::move(files), rank);
     return files.status();
   }));
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> all,
-      comm->AllGatherStrings(absl::StrJoin(needs, " "),
-                             CommTag{"data files that hosts lack"}));
   // A leader writes what any rank of its host needs.
-  std::vector<int> writes;
-  for (int r : RanksOfLeader(holdings.leaders, rank)) {
-    for (absl::string_view word :
-         absl::StrSplit(all[static_cast<size_t>(r)], ' ', absl::SkipEmpty())) {
-      int f = 0;
-      if (absl::SimpleAtoi(word, &f)) writes.push_back(f);
-    }
-  }
-  std::sort(writes.begin(), writes.end());
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<Transfer> transfers,
-                           PlanTransfers(*reader, holdings, writes, comm));
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<Transfer> transfers,
+      PlanTransfers(*reader, holdings, needs,
+                    RanksOfLeader(holdings.leaders, rank), comm));
   absl::Status mine;
   for (const Transfer& transfer : transfers) {
     mine.Update(SendFile(transfer, *reader, device, comm));

@@ -1,16 +1,16 @@
 #include "checkpoint/local_folders.h"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/send_all.h"
 #include "checkpoint/together.h"
+#include "comm/all_gather_values.h"
 #include "comm/rendezvous/local_address.h"
 
 namespace tessera {
@@ -23,21 +23,12 @@ absl::StatusOr<std::string> IdentityOf(const Folder& folder) {
   return absl::StrCat(HostId(), " ", inode);
 }
 
-// "" or "<id> <bytes of the manifest>".
+// What a rank has found.
 struct Seen {
   uint64_t id = 0;
-  int64_t bytes = 0;
+  int64_t bytes = 0;  // of the manifest; 0: there is none
   bool there() const { return bytes > 0; }
 };
-Seen Parse(const std::string& text) {
-  Seen seen;
-  const std::vector<std::string> words = absl::StrSplit(text, ' ');
-  if (words.size() != 2 || !absl::SimpleHexAtoi(words[0], &seen.id) ||
-      !absl::SimpleAtoi(words[1], &seen.bytes)) {
-    return {};
-  }
-  return seen;
-}
 
 // Returns the first rank that has a checkpoint, if all that have one have the
 // same.
@@ -99,22 +90,20 @@ absl::StatusOr<CheckpointReader> OpenLocalCheckpoint(const std::string& dir,
         TESSERA_ASSIGN_OR_RETURN(manifest, EncodeManifest(reader->manifest()));
         return absl::OkStatus();
       }));
+  Seen mine;
+  if (reader.ok()) {
+    mine = {reader->manifest().id(), static_cast<int64_t>(manifest.size())};
+  }
   TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> texts,
-      comm->AllGatherStrings(
-          reader.ok() ? absl::StrFormat("%x %d", reader->manifest().id(),
-                                        manifest.size())
-                      : "",
-          CommTag{"checkpoint id"}));
-  std::vector<Seen> all;
-  for (const std::string& text : texts) all.push_back(Parse(text));
+      const std::vector<Seen> all,
+      AllGatherValue(comm, mine, CommTag{"checkpoint id"}));
   TESSERA_ASSIGN_OR_RETURN(const int owner, Owner(all, dir));
   const bool lacking = std::any_of(
       all.begin(), all.end(), [](const Seen& seen) { return !seen.there(); });
   if (!lacking) return reader;
   const int64_t bytes = all[static_cast<size_t>(owner)].bytes;
   const std::string sent = std::exchange(manifest, std::string());
-  absl::Status mine = SendAll(
+  absl::Status received = SendAll(
       bytes, owner, device, comm,
       [&](int64_t at, char* to, int64_t n) {
         sent.copy(to, static_cast<size_t>(n), static_cast<size_t>(at));
@@ -124,12 +113,50 @@ absl::StatusOr<CheckpointReader> OpenLocalCheckpoint(const std::string& dir,
         absl::StrAppend(&manifest, part);
         return absl::OkStatus();
       });
-  if (mine.ok() && !reader.ok()) {
+  if (received.ok() && !reader.ok()) {
     reader = CheckpointReader::WithManifest(dir, manifest, FileSystem::Real());
-    mine = reader.status();
+    received = reader.status();
   }
-  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(mine, "LoadCheckpoint"));
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(received, "LoadCheckpoint"));
   return reader;
+}
+
+absl::StatusOr<std::vector<RunStep>> ListRunSteps(const std::string& dir,
+                                                  FolderHolds holds,
+                                                  absl::string_view where,
+                                                  Communicator* comm) {
+  std::vector<RunStep> mine;
+  TESSERA_RETURN_IF_ERROR(RunTogether(comm, where, [&]() -> absl::Status {
+    // With one folder for all, rank 0's list is everyone's: others may see
+    // changes a moment later.
+    if (holds == FolderHolds::kAll && comm->rank() != 0) {
+      return absl::OkStatus();
+    }
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<StepFolder> found,
+                             ListStepFolders(dir, FileSystem::Real()));
+    for (const StepFolder& one : found) {
+      mine.push_back({one.step, one.saved_unix_micros});
+    }
+    return absl::OkStatus();
+  }));
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto all,
+      AllGatherLists(comm, mine, CommTag{"checkpoints to resume from"}));
+  std::map<int64_t, int64_t> newest;  // by step
+  for (const std::vector<RunStep>& steps : all) {
+    for (const RunStep& one : steps) {
+      int64_t& micros = newest[one.step];
+      micros = std::max(micros, one.saved_unix_micros);
+    }
+  }
+  std::vector<RunStep> sorted;
+  for (const auto& [step, micros] : newest) sorted.push_back({step, micros});
+  std::sort(sorted.begin(), sorted.end(),
+            [](const RunStep& a, const RunStep& b) {
+              return std::tie(a.saved_unix_micros, a.step) >
+                     std::tie(b.saved_unix_micros, b.step);
+            });
+  return sorted;
 }
 
 }  // namespace tessera

@@ -8,13 +8,16 @@
 #ifndef CHECKPOINT_LOCAL_FOLDERS_H_
 #define CHECKPOINT_LOCAL_FOLDERS_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "checkpoint/disk/folder.h"
 #include "checkpoint/format/checkpoint_reader.h"
+#include "checkpoint/format/step_folders.h"
 #include "comm/communicator.h"
 
 namespace tessera {
@@ -32,6 +35,19 @@ std::vector<int> RanksOfLeader(const std::vector<int>& leaders, int leader);
 absl::StatusOr<CheckpointReader> OpenLocalCheckpoint(const std::string& dir,
                                                      at::Device device,
                                                      Communicator* comm);
+
+// A checkpoint of a run's folder (checkpoint/format/step_folders.h).
+struct RunStep {
+  int64_t step = 0;
+  int64_t saved_unix_micros = 0;
+};
+// Lists the checkpoints in `dir`, those of any host with kPart, the last saved
+// one first. Which are damaged is seen by who loads them. `where` is for
+// errors, which are those of ListStepFolders. COLLECTIVE, blocking.
+absl::StatusOr<std::vector<RunStep>> ListRunSteps(const std::string& dir,
+                                                  FolderHolds holds,
+                                                  absl::string_view where,
+                                                  Communicator* comm);
 
 }  // namespace tessera
 #endif  // CHECKPOINT_LOCAL_FOLDERS_H_

@@ -15,7 +15,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/file.h"
 #include "base/status_matchers.h"
-#include "checkpoint/write_safetensors.h"
+#include "checkpoint/write_safetensors_test_util.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 

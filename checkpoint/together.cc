@@ -1,15 +1,13 @@
 #include "checkpoint/together.h"
 
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "base/thread/monotonic_wait.h"
-#include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
+#include "checkpoint/aside.h"
 
 namespace tessera {
 namespace {
@@ -18,17 +16,16 @@ namespace {
 constexpr absl::Duration kBeat = absl::Milliseconds(500);
 constexpr char kBusy[] = "busy";
 
-absl::Status Meet(Communicator* comm, absl::string_view what,
-                  const MonotonicNotification& done, const absl::Status& mine) {
+absl::Status Meet(Communicator* comm, absl::string_view what, Aside* work) {
   while (true) {
-    const bool over = done.WaitFor(kBeat);
+    const bool over = work->Done(kBeat);
     TESSERA_ASSIGN_OR_RETURN(
         const std::vector<std::string> all,
-        comm->AllGatherStrings(over ? StatusToText(mine) : kBusy,
+        comm->AllGatherStrings(over ? StatusToText(work->status()) : kBusy,
                                CommTag{absl::StrCat(what)}));
     bool busy = false;
     for (const std::string& one : all) busy |= one == kBusy;
-    if (!busy) return comm->AgreeOk(mine, what);
+    if (!busy) return comm->AgreeOk(work->status(), what);
   }
 }
 
@@ -36,21 +33,8 @@ absl::Status Meet(Communicator* comm, absl::string_view what,
 
 absl::Status RunTogether(Communicator* comm, absl::string_view what,
                          const std::function<absl::Status()>& work) {
-  absl::Status mine;
-  MonotonicNotification done;
-  const auto run = [&] {
-    mine = CatchTorch(what, [&] { return work(); });
-    done.Notify();
-  };
-  absl::StatusOr<std::thread> thread = StartThread("tessera-disk", run);
-  if (!thread.ok()) {
-    mine = thread.status();
-    done.Notify();
-  }
-  const absl::Status all =
-      CatchTorch(what, [&] { return Meet(comm, what, done, mine); });
-  if (thread.ok()) thread->join();
-  return all;
+  Aside aside(what, work);
+  return CatchTorch(what, [&] { return Meet(comm, what, &aside); });
 }
 
 }  // namespace tessera

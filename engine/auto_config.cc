@@ -15,6 +15,7 @@
 #include "checkpoint/disk/folder.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/step_folders.h"
+#include "checkpoint/local_folders.h"
 #include "comm/all_gather_values.h"
 #include "comm/capabilities.h"
 #include "comm/world/world.h"
@@ -31,24 +32,24 @@
 namespace tessera {
 namespace {
 
-// The newest in `dir`, or the one that it is; nothing if there is none.
+constexpr char kResumeFrom[] = "EngineOptions::resume_from";
+
+// The one that `dir` is, or the first of `steps` that can be read; nothing if
+// there is none.
 absl::StatusOr<std::optional<proto::CheckpointManifest>> FindManifest(
-    const std::string& dir) {
-  FileSystem* const files = FileSystem::Real();
-  const auto read = [&](const std::string& path)
-      -> absl::StatusOr<proto::CheckpointManifest> {
-    TESSERA_ASSIGN_OR_RETURN(const Folder folder, Folder::Open(path, files));
+    const std::string& dir, const std::vector<RunStep>& steps) {
+  const auto read =
+      [](const std::string& path) -> absl::StatusOr<proto::CheckpointManifest> {
+    TESSERA_ASSIGN_OR_RETURN(const Folder folder,
+                             Folder::Open(path, FileSystem::Real()));
     return ReadManifest(folder);
   };
   auto manifest = read(dir);
   if (manifest.ok()) return *std::move(manifest);
   if (!absl::IsNotFound(manifest.status())) return manifest.status();
-  TESSERA_ASSIGN_OR_RETURN(const auto folders, ListStepFolders(dir, files));
-  for (const StepFolder& folder : folders) {
-    if (!folder.manifest.ok()) continue;
-    TESSERA_ASSIGN_OR_RETURN(auto found,
-                             read(absl::StrCat(dir, "/", folder.name)));
-    return found;
+  for (const RunStep& one : steps) {
+    manifest = read(absl::StrCat(dir, "/", StepFolderName(one.step)));
+    if (manifest.ok()) return *std::move(manifest);
   }
   return std::nullopt;
 }
@@ -59,10 +60,13 @@ absl::StatusOr<std::optional<proto::CheckpointManifest>> FindManifest(
 absl::StatusOr<std::optional<proto::CheckpointTraining>> FindTraining(
     const std::string& dir, bool node_local, Communicator* comm) {
   if (dir.empty()) return std::nullopt;
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<RunStep> steps,
+      ListRunSteps(dir, node_local ? FolderHolds::kPart : FolderHolds::kAll,
+                   kResumeFrom, comm));
   absl::StatusOr<std::optional<proto::CheckpointManifest>> found = std::nullopt;
-  if (comm->rank() == 0 || node_local) found = FindManifest(dir);
-  TESSERA_RETURN_IF_ERROR(
-      comm->AgreeOk(found.status(), "EngineOptions::resume_from"));
+  if (comm->rank() == 0 || node_local) found = FindManifest(dir, steps);
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(found.status(), kResumeFrom));
   std::string text;
   int64_t saved = -1;
   if (found->has_value()) {

@@ -2,21 +2,17 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
 #include <system_error>
-#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/disk/file_system.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "checkpoint/together.h"
+#include "checkpoint/local_folders.h"
 #include "engine/run_folder.h"
 #include "engine/save_room.h"
 #include "engine/stop_signals.h"
@@ -104,51 +100,19 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Create(
   return manager;
 }
 
-// What the folders hold, of all ranks that see different ones: names, the one
-// that was saved last first. Which are damaged is seen by who loads them.
 absl::StatusOr<std::vector<std::string>> CheckpointManager::Candidates(
     std::optional<int64_t> step) {
-  // With one folder for all, rank 0's list is everyone's: others may see
-  // changes a moment later.
-  absl::StatusOr<std::vector<StepFolder>> found = std::vector<StepFolder>();
-  TESSERA_RETURN_IF_ERROR(RunTogether(comm_.get(), kWhere, [&] {
-    if (Holds() == FolderHolds::kPart || comm_->rank() == 0) {
-      found = ListStepFolders(options_.dir, FileSystem::Real());
-    }
-    return found.status();
-  }));
-  std::string mine;
-  for (const StepFolder& one : *found) {
-    absl::StrAppend(&mine, one.name, " ", one.saved_unix_micros, "\n");
-  }
   TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> all,
-      comm_->AllGatherStrings(mine, CommTag{"checkpoints to resume from"}));
-  std::map<std::string, int64_t> known;
+      const std::vector<RunStep> found,
+      ListRunSteps(options_.dir, Holds(), kWhere, comm_.get()));
   newest_micros_ = std::max<int64_t>(newest_micros_, 0);
-  for (const std::string& text : all) {
-    for (absl::string_view line :
-         absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-      const std::vector<std::string> words = absl::StrSplit(line, ' ');
-      int64_t at = 0;
-      if (words.size() != 2 || !absl::SimpleAtoi(words[1], &at)) {
-        return absl::InternalError("a list of checkpoints is damaged");
-      }
-      int64_t& micros = known[words[0]];
-      micros = std::max(micros, at);
-      newest_micros_ = std::max(newest_micros_, at);
-    }
-  }
   std::vector<std::string> names;
-  for (const auto& item : known) {
-    if (!step.has_value() || item.first == StepFolderName(*step)) {
-      names.push_back(item.first);
+  for (const RunStep& one : found) {
+    newest_micros_ = std::max(newest_micros_, one.saved_unix_micros);
+    if (one.step == step.value_or(one.step)) {
+      names.push_back(StepFolderName(one.step));
     }
   }
-  std::sort(names.begin(), names.end(),
-            [&](const std::string& a, const std::string& b) {
-              return std::tie(known.at(a), a) > std::tie(known.at(b), b);
-            });
   return names;
 }
 

@@ -1,6 +1,7 @@
 #include "checkpoint/exchange/batches.h"
 
 #include <algorithm>
+#include <string>
 
 #include "base/status.h"
 #include "checkpoint/format/manifest.h"
@@ -8,19 +9,31 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kHeldBytes = 64 << 20;
+constexpr int64_t kHeldBytes = 64 << 20;  // of all sources
 constexpr int kThreads = 4;
 
-}  // namespace
+struct Part {
+  size_t range;        // index of the range
+  int64_t begin, end;  // elements
+  int64_t bytes;
+};
+// What one call reads, in the order of the ranges.
+struct Batch {
+  std::vector<Part> parts;
+  int64_t bytes = 0;
+};
 
-std::vector<ReadBatch> InBatches(const proto::CheckpointManifest& manifest,
-                                 const std::vector<ElementRange>& ranges,
-                                 int64_t max_bytes) {
-  std::vector<ReadBatch> batches;
-  for (size_t r = 0; r < ranges.size(); ++r) {
-    const ElementRange& range = ranges[r];
-    const int64_t size = DtypeBytes(
-        manifest.storages(range.storage).states(range.state).dtype());
+// Groups ranges into batches of at most `max_bytes`, a multiple of kBlockBytes.
+// A larger range is cut into several batches, at whole blocks from its begin
+// on.
+std::vector<Batch> InBatches(const RangesOf& of, int64_t max_bytes) {
+  std::vector<Batch> batches;
+  for (size_t r = 0; r < of.ranges.size(); ++r) {
+    const WantedElements& range = of.ranges[r];
+    const int64_t size = DtypeBytes(of.reader->manifest()
+                                        .storages(range.storage)
+                                        .states(range.state)
+                                        .dtype());
     for (int64_t at = range.begin; at < range.end;) {
       const int64_t to = std::min(at + max_bytes / size, range.end);
       const int64_t bytes = (to - at) * size;
@@ -35,32 +48,39 @@ std::vector<ReadBatch> InBatches(const proto::CheckpointManifest& manifest,
   return batches;
 }
 
-absl::Status ReadOne(const ReadBatch& batch,
-                     const std::vector<ElementRange>& ranges,
-                     CheckpointReader* reader, std::string* bytes) {
+// Reads the bytes of a batch, one part after the other.
+absl::Status ReadOne(const Batch& batch, const RangesOf& of,
+                     std::string* bytes) {
   bytes->resize(static_cast<size_t>(batch.bytes));
   char* to = bytes->data();
   std::vector<WantedElements> wanted;
-  for (const ReadBatch::Part& part : batch.parts) {
-    const ElementRange& range = ranges[part.range];
+  for (const Part& part : batch.parts) {
+    const WantedElements& range = of.ranges[part.range];
     wanted.push_back({range.storage, range.state, part.begin, part.end, to});
     to += part.bytes;
   }
-  return reader->Read(wanted, kThreads);
+  return of.reader->Read(wanted, kThreads);
 }
 
-absl::Status ReadInBatches(CheckpointReader* reader,
-                           const std::vector<ElementRange>& ranges,
+}  // namespace
+
+absl::Status ReadInBatches(const std::vector<RangesOf>& sources,
                            const TakePart& take) {
-  std::string bytes;
-  for (const ReadBatch& batch :
-       InBatches(reader->manifest(), ranges, kHeldBytes)) {
-    TESSERA_RETURN_IF_ERROR(ReadOne(batch, ranges, reader, &bytes));
-    absl::string_view rest = bytes;
-    for (const ReadBatch::Part& part : batch.parts) {
+  std::vector<std::string> bytes(sources.size());
+  const auto share = static_cast<int64_t>(kHeldBytes / sources.size());
+  for (const Batch& batch : InBatches(sources[0], share)) {
+    for (size_t i = 0; i < sources.size(); ++i) {
+      TESSERA_RETURN_IF_ERROR(ReadOne(batch, sources[i], &bytes[i]));
+    }
+    size_t at = 0;
+    for (const Part& part : batch.parts) {
       const auto n = static_cast<size_t>(part.bytes);
-      TESSERA_RETURN_IF_ERROR(take(part.range, part.begin, rest.substr(0, n)));
-      rest.remove_prefix(n);
+      std::vector<absl::string_view> of_part;
+      for (const std::string& one : bytes) {
+        of_part.push_back(absl::string_view(one).substr(at, n));
+      }
+      TESSERA_RETURN_IF_ERROR(take(part.range, part.begin, of_part));
+      at += n;
     }
   }
   return absl::OkStatus();

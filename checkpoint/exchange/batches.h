@@ -7,51 +7,27 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "checkpoint/format/checkpoint_reader.h"
 
 namespace tessera {
 
-// Elements [begin, end) of a state of a storage.
-struct ElementRange {
-  int storage = 0;
-  int state = 0;
-  int64_t begin = 0;
-  int64_t end = 0;
+// Ranges of elements of a checkpoint, whose `to` does not count.
+struct RangesOf {
+  CheckpointReader* reader;
+  std::vector<WantedElements> ranges;
 };
 
-// What one call reads, in the order of the ranges.
-struct ReadBatch {
-  struct Part {
-    size_t range;        // index of the range
-    int64_t begin, end;  // elements
-    int64_t bytes;
-  };
-  std::vector<Part> parts;
-  int64_t bytes = 0;
-};
-
-// Groups `ranges` into batches of at most `max_bytes`, a multiple of
-// kBlockBytes. A larger range is cut into several batches, at whole blocks from
-// its begin on.
-std::vector<ReadBatch> InBatches(const proto::CheckpointManifest& manifest,
-                                 const std::vector<ElementRange>& ranges,
-                                 int64_t max_bytes);
-
-// Reads the bytes of a batch, one part after the other. LOCAL.
-absl::Status ReadOne(const ReadBatch& batch,
-                     const std::vector<ElementRange>& ranges,
-                     CheckpointReader* reader, std::string* bytes);
-
-// Calls `take(range, begin, bytes)` for all parts, in order. LOCAL.
-using TakePart = std::function<absl::Status(size_t range, int64_t begin,
-                                            absl::string_view bytes)>;
-absl::Status ReadInBatches(CheckpointReader* reader,
-                           const std::vector<ElementRange>& ranges,
+// Calls `take` for parts of the ranges, in order, with the bytes from element
+// `begin` on: of each of `sources`, whose ranges have the same lengths and
+// dtypes. LOCAL.
+using TakePart = std::function<absl::Status(
+    size_t range, int64_t begin, absl::Span<const absl::string_view> bytes)>;
+absl::Status ReadInBatches(const std::vector<RangesOf>& sources,
                            const TakePart& take);
 
 }  // namespace tessera

@@ -14,7 +14,7 @@
 #include "checkpoint/exchange/terminal.h"
 #include "checkpoint/format/checkpoint_reader.h"
 #include "checkpoint/format/data_file.h"
-#include "checkpoint/format/sample_checkpoint.h"
+#include "checkpoint/format/sample_checkpoint_test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

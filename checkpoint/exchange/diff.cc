@@ -20,8 +20,6 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kHeldBytes = 32 << 20;  // of each checkpoint at a time
-
 // Facts are pairs of label and text, in the same order for every tensor.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
@@ -55,9 +53,9 @@ std::map<std::string, Facts> TensorsOf(
 
 // Returns where each state is, by "layer.weight value"; a storage has its first
 // tensor's name.
-std::map<std::string, ElementRange> StatesOf(
+std::map<std::string, WantedElements> StatesOf(
     const proto::CheckpointManifest& manifest) {
-  std::map<std::string, ElementRange> states;
+  std::map<std::string, WantedElements> states;
   for (int s = 0; s < manifest.storages_size(); ++s) {
     const auto& storage = manifest.storages(s);
     for (int i = 0; i < storage.states_size(); ++i) {
@@ -69,7 +67,7 @@ std::map<std::string, ElementRange> StatesOf(
   return states;
 }
 
-std::string DtypeOf(const CheckpointReader& reader, const ElementRange& of) {
+std::string DtypeOf(const CheckpointReader& reader, const WantedElements& of) {
   return reader.manifest().storages(of.storage).states(of.state).dtype();
 }
 
@@ -222,12 +220,12 @@ class Diff {
   }
 
   absl::Status CompareStates(int* equal) {
-    std::vector<ElementRange> ranges_a, ranges_b;
+    std::vector<WantedElements> ranges_a, ranges_b;
     std::vector<Found> found;
     int64_t total = 0, done = 0;
     Match(StatesOf(a_.manifest()), StatesOf(b_.manifest()), "",
-          [&](const std::string& name, const ElementRange& a,
-              const ElementRange& b) {
+          [&](const std::string& name, const WantedElements& a,
+              const WantedElements& b) {
             const std::string of_a = DtypeOf(a_, a), of_b = DtypeOf(b_, b);
             if (a.end != b.end || of_a != of_b) {
               Say(name, absl::StrCat(a.end, " ", of_a, " there, ", b.end, " ",
@@ -239,22 +237,15 @@ class Diff {
             found.push_back({name, a.end});
             total += a.end * DtypeBytes(of_a);
           });
-    std::string x, y;
-    for (const ReadBatch& batch :
-         InBatches(a_.manifest(), ranges_a, kHeldBytes)) {
-      TESSERA_RETURN_IF_ERROR(ReadOne(batch, ranges_a, &a_, &x));
-      TESSERA_RETURN_IF_ERROR(ReadOne(batch, ranges_b, &b_, &y));
-      absl::string_view rest_a = x, rest_b = y;
-      for (const ReadBatch::Part& part : batch.parts) {
-        const auto n = static_cast<size_t>(part.bytes);
-        found[part.range].Compare(rest_a.substr(0, n), rest_b.substr(0, n),
-                                  DtypeOf(a_, ranges_a[part.range]));
-        rest_a.remove_prefix(n);
-        rest_b.remove_prefix(n);
-      }
-      done += batch.bytes;
-      if (progress_) progress_(done, total);
-    }
+    TESSERA_RETURN_IF_ERROR(ReadInBatches(
+        {{&a_, ranges_a}, {&b_, ranges_b}},
+        [&](size_t range, int64_t, absl::Span<const absl::string_view> bytes) {
+          found[range].Compare(bytes[0], bytes[1],
+                               DtypeOf(a_, ranges_a[range]));
+          done += static_cast<int64_t>(bytes[0].size());
+          if (progress_) progress_(done, total);
+          return absl::OkStatus();
+        }));
     for (const Found& one : found) {
       if (one.differing > 0) Say(one.name, one.Text());
       *equal += one.differing == 0 ? 1 : 0;

@@ -16,7 +16,7 @@
 #include "base/status_matchers.h"
 #include "checkpoint/exchange/name_map.h"
 #include "checkpoint/exchange/rewrite.h"
-#include "checkpoint/format/sample_checkpoint.h"
+#include "checkpoint/format/sample_checkpoint_test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/disk/memory_disk.h"

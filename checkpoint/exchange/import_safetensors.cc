@@ -23,10 +23,7 @@ constexpr int64_t kHeldBytes = 16 << 20;  // at a time, unless a row is larger
 struct Source {
   const SafetensorsTensor* tensor = nullptr;
   bool transposed = false;
-  bool complex = false;
-  std::string dtype;  // of the numbers
-  int64_t numel = 0;  // the count of numbers
-  int64_t item_bytes = 0;
+  int64_t item_bytes = 0;  // of a number
 };
 
 class Import {
@@ -66,31 +63,27 @@ class Import {
   }
 
   absl::Status Add(const SafetensorsTensor& tensor, const NameMap::Name& ours) {
-    Source source;
-    source.tensor = &tensor;
-    source.transposed = ours.transposed;
-    source.complex = tensor.dtype_name == "C64";
-    source.dtype = source.complex ? "F32" : tensor.dtype_name;
-    source.numel = tensor.numel * (source.complex ? 2 : 1);
-    source.item_bytes = DtypeBytes(source.dtype);
-    if (source.item_bytes == 0) {
+    const bool complex = tensor.dtype_name == "C64";
+    const std::string dtype = complex ? "F32" : tensor.dtype_name;
+    const int64_t item_bytes = DtypeBytes(dtype);
+    if (item_bytes == 0) {
       return absl::UnimplementedError(
           absl::StrCat(from_.Describe(tensor), ": dtype ", tensor.dtype_name,
                        " is none that checkpoints have"));
     }
     std::vector<int64_t> sizes = tensor.sizes;
-    if (source.transposed && (sizes.size() != 2 || source.complex)) {
+    if (ours.transposed && (sizes.size() != 2 || complex)) {
       return absl::InvalidArgumentError(
           absl::StrCat(from_.Describe(tensor),
                        ": is to be transposed and is no matrix of reals"));
     }
-    if (source.transposed) std::reverse(sizes.begin(), sizes.end());
+    if (ours.transposed) std::reverse(sizes.begin(), sizes.end());
     proto::CheckpointStorage* const storage = manifest_.add_storages();
-    storage->set_numel(source.numel);
+    storage->set_numel(tensor.numel * (complex ? 2 : 1));
     proto::CheckpointTensor* const added = storage->add_tensors();
     added->set_name(ours.name);
     added->set_offset(0);
-    if (source.complex) added->set_complex(true);
+    if (complex) added->set_complex(true);
     int64_t stride = std::max<int64_t>(tensor.numel, 1);
     for (int64_t size : sizes) {
       stride /= std::max<int64_t>(size, 1);
@@ -99,9 +92,9 @@ class Import {
     }
     proto::CheckpointState* const state = storage->add_states();
     state->set_name("value");
-    state->set_dtype(source.dtype);
-    total_ += source.numel * source.item_bytes;
-    sources_.push_back(std::move(source));
+    state->set_dtype(dtype);
+    total_ += tensor.bytes;
+    sources_.push_back({&tensor, ours.transposed, item_bytes});
     return absl::OkStatus();
   }
 
@@ -111,10 +104,10 @@ class Import {
         DataFileWriter::Create(saving_.folder(), saving_.id(), 0));
     for (size_t s = 0; s < sources_.size(); ++s) {
       const Source& source = sources_[s];
-      if (source.numel == 0) continue;
-      TESSERA_RETURN_IF_ERROR(
-          writer.BeginPiece(static_cast<int>(s), 0, 0, source.numel,
-                            source.numel * source.item_bytes));
+      const int64_t bytes = source.tensor->bytes;
+      if (bytes == 0) continue;
+      TESSERA_RETURN_IF_ERROR(writer.BeginPiece(
+          static_cast<int>(s), 0, 0, bytes / source.item_bytes, bytes));
       TESSERA_RETURN_IF_ERROR(source.transposed ? AddTransposed(source, &writer)
                                                 : AddPlain(source, &writer));
     }
@@ -125,7 +118,7 @@ class Import {
   }
 
   absl::Status AddPlain(const Source& source, DataFileWriter* writer) {
-    const int64_t bytes = source.numel * source.item_bytes;
+    const int64_t bytes = source.tensor->bytes;
     std::string part;
     for (int64_t at = 0; at < bytes; at += kPartBytes) {
       part.resize(static_cast<size_t>(std::min(kPartBytes, bytes - at)));
@@ -172,10 +165,7 @@ class Import {
   }
 
   absl::Status Put(absl::string_view bytes, DataFileWriter* writer) {
-    for (size_t at = 0; at < bytes.size(); at += kPartBytes) {
-      TESSERA_RETURN_IF_ERROR(
-          writer->AddPart(bytes.substr(at, static_cast<size_t>(kPartBytes))));
-    }
+    TESSERA_RETURN_IF_ERROR(writer->AddPart(bytes));
     done_ += static_cast<int64_t>(bytes.size());
     if (progress_) progress_(done_, total_);
     return absl::OkStatus();

@@ -62,7 +62,7 @@ class Reshard {
   }
 
   absl::Status AddPieces(int rank, DataFileWriter* writer) {
-    std::vector<ElementRange> pieces;
+    std::vector<WantedElements> pieces;
     for (int s = 0; s < manifest_.storages_size(); ++s) {
       const proto::CheckpointStorage& storage = manifest_.storages(s);
       const int64_t cuts = (storage.numel() + kCutNumbers - 1) / kCutNumbers;
@@ -75,13 +75,13 @@ class Reshard {
       }
     }
     return ReadInBatches(
-        &reader_, pieces,
-        [&](size_t number, int64_t begin, absl::string_view bytes) {
-          return AddPart(pieces[number], begin, bytes, writer);
+        {{&reader_, pieces}}, [&](size_t number, int64_t begin,
+                                  absl::Span<const absl::string_view> bytes) {
+          return AddPart(pieces[number], begin, bytes[0], writer);
         });
   }
 
-  absl::Status AddPart(const ElementRange& piece, int64_t begin,
+  absl::Status AddPart(const WantedElements& piece, int64_t begin,
                        absl::string_view bytes, DataFileWriter* writer) {
     if (begin == piece.begin) {
       const int64_t n = piece.end - piece.begin;
@@ -90,9 +90,7 @@ class Reshard {
       TESSERA_RETURN_IF_ERROR(writer->BeginPiece(
           piece.storage, piece.state, begin, n, n * DtypeBytes(dtype)));
     }
-    for (size_t at = 0; at < bytes.size(); at += kPartBytes) {
-      TESSERA_RETURN_IF_ERROR(writer->AddPart(bytes.substr(at, kPartBytes)));
-    }
+    TESSERA_RETURN_IF_ERROR(writer->AddPart(bytes));
     done_ += static_cast<int64_t>(bytes.size());
     if (progress_) progress_(done_, total_);
     return absl::OkStatus();
@@ -119,7 +117,7 @@ absl::Status ExportSafetensors(const std::string& dir, const std::string& to,
       SafetensorsExport exported,
       SafetensorsExport::Plan(to, manifest, options, files));
   int64_t done = 0, total = 0;
-  std::vector<ElementRange> values;
+  std::vector<WantedElements> values;
   for (int s = 0; s < manifest.storages_size(); ++s) {
     const proto::CheckpointStorage& storage = manifest.storages(s);
     const int value = ValueState(storage);
@@ -130,11 +128,11 @@ absl::Status ExportSafetensors(const std::string& dir, const std::string& to,
   const auto write = [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(exported.Create());
     TESSERA_RETURN_IF_ERROR(ReadInBatches(
-        &reader, values,
-        [&](size_t number, int64_t begin, absl::string_view bytes) {
-          done += static_cast<int64_t>(bytes.size());
+        {{&reader, values}}, [&](size_t number, int64_t begin,
+                                 absl::Span<const absl::string_view> bytes) {
+          done += static_cast<int64_t>(bytes[0].size());
           if (progress) progress(done, total);
-          return exported.Write(values[number].storage, begin, bytes);
+          return exported.Write(values[number].storage, begin, bytes[0]);
         }));
     TESSERA_RETURN_IF_ERROR(exported.Sync());
     return exported.Commit();

@@ -8,7 +8,7 @@
 #include "checkpoint/exchange/name_map.h"
 #include "checkpoint/format/checkpoint_reader.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/sample_checkpoint.h"
+#include "checkpoint/format/sample_checkpoint_test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/disk/memory_disk.h"

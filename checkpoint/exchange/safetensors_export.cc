@@ -27,12 +27,6 @@ constexpr char kIndexName[] = "model.safetensors.index.json";
 constexpr int64_t kMostViews = 16;
 constexpr int64_t kFewElements = int64_t{1} << 24;
 
-int64_t NumelOf(const std::vector<int64_t>& sizes) {
-  int64_t numel = 1;
-  for (const int64_t size : sizes) numel *= size;
-  return numel;
-}
-
 }  // namespace
 
 int ValueState(const proto::CheckpointStorage& storage) {
@@ -93,7 +87,7 @@ absl::Status SafetensorsExport::AddTensors(
               .second;
       if (!is_new) continue;
       TESSERA_RETURN_IF_ERROR(AddTensor(s, tensor));
-      elements += NumelOf(tensors_.back().sizes);
+      elements += tensors_.back().numel;
       if (elements > std::max(kFewElements, kMostViews * storage.numel())) {
         return absl::InvalidArgumentError(absl::StrCat(
             "'", tensor.name(), "' is [",
@@ -122,9 +116,9 @@ absl::Status SafetensorsExport::AddTensor(
   added.name = name.name;
   added.storage = storage;
   added.layout.offset = tensor.offset();
-  added.dtype = dtypes_.back();
-  if (NumberCast::IsFloat(added.dtype) && !options_.dtype.empty()) {
-    added.dtype = options_.dtype;
+  added.dtype_name = dtypes_.back();
+  if (NumberCast::IsFloat(added.dtype_name) && !options_.dtype.empty()) {
+    added.dtype_name = options_.dtype;
   }
   added.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
   added.strides.assign(tensor.strides().begin(), tensor.strides().end());
@@ -137,6 +131,10 @@ absl::Status SafetensorsExport::AddTensor(
     std::swap(added.sizes[0], added.sizes[1]);
     std::swap(added.strides[0], added.strides[1]);
   }
+  added.numel = 1;
+  for (const int64_t size : added.sizes) added.numel *= size;
+  added.item_bytes = DtypeBytes(added.dtype_name);
+  added.bytes = added.numel * added.item_bytes;
   std::vector<TensorLayout::Dim>& dims = added.layout.dims;
   for (size_t d = 0; d < added.sizes.size(); ++d) {
     if (added.sizes[d] == 1) continue;
@@ -156,26 +154,22 @@ absl::Status SafetensorsExport::AddTensor(
 // Keeps the order of the model, except that wider numbers come first in a file,
 // so that all are aligned.
 absl::Status SafetensorsExport::Arrange() {
-  const auto bytes_of = [](const Tensor& tensor) {
-    return NumelOf(tensor.sizes) * DtypeBytes(tensor.dtype);
-  };
   std::vector<std::vector<Tensor*>> in_file(1);
   int64_t filled = 0;
   for (Tensor& tensor : tensors_) {
-    const int64_t bytes = bytes_of(tensor);
-    if (filled > 0 && filled + bytes > options_.max_file_bytes) {
+    if (filled > 0 && filled + tensor.bytes > options_.max_file_bytes) {
       in_file.emplace_back();
       filled = 0;
     }
-    filled += bytes;
-    total_bytes_ += bytes;
-    tensor.file = in_file.size() - 1;
+    filled += tensor.bytes;
+    total_bytes_ += tensor.bytes;
+    tensor.file = static_cast<int>(in_file.size()) - 1;
     in_file.back().push_back(&tensor);
   }
   for (size_t f = 0; f < in_file.size(); ++f) {
     std::stable_sort(in_file[f].begin(), in_file[f].end(),
                      [](const Tensor* a, const Tensor* b) {
-                       return DtypeBytes(a->dtype) > DtypeBytes(b->dtype);
+                       return a->item_bytes > b->item_bytes;
                      });
     Output output;
     output.name =
@@ -183,14 +177,8 @@ absl::Status SafetensorsExport::Arrange() {
             ? absl::StrCat("model", kSuffix)
             : absl::StrFormat("model-%05d-of-%05d%s", static_cast<int>(f + 1),
                               static_cast<int>(in_file.size()), kSuffix);
-    std::vector<SafetensorsTensor> told(in_file[f].size());
-    for (size_t i = 0; i < told.size(); ++i) {
-      const Tensor& tensor = *in_file[f][i];
-      told[i].name = tensor.name;
-      told[i].dtype_name = tensor.dtype;
-      told[i].sizes = tensor.sizes;
-      told[i].bytes = bytes_of(tensor);
-    }
+    std::vector<SafetensorsTensor> told;
+    for (const Tensor* tensor : in_file[f]) told.push_back(*tensor);
     TESSERA_ASSIGN_OR_RETURN(
         output.header,
         SafetensorsHeaderText(told,
@@ -198,7 +186,7 @@ absl::Status SafetensorsExport::Arrange() {
     int64_t at = static_cast<int64_t>(output.header.size());
     for (Tensor* tensor : in_file[f]) {
       tensor->layout.at = at;
-      at += bytes_of(*tensor);
+      at += tensor->bytes;
     }
     output.bytes = at;
     outputs_.push_back(std::move(output));
@@ -209,8 +197,9 @@ absl::Status SafetensorsExport::Arrange() {
 std::string SafetensorsExport::IndexJson() const {
   std::vector<std::string> entries;
   for (const Tensor& tensor : tensors_) {
-    entries.push_back(absl::StrCat("    ", QuoteJson(tensor.name), ": ",
-                                   QuoteJson(outputs_[tensor.file].name)));
+    entries.push_back(absl::StrCat(
+        "    ", QuoteJson(tensor.name), ": ",
+        QuoteJson(outputs_[static_cast<size_t>(tensor.file)].name)));
   }
   std::sort(entries.begin(), entries.end());
   return absl::StrCat("{\n  \"metadata\": {\"total_size\": ", total_bytes_,
@@ -239,8 +228,8 @@ absl::StatusOr<File*> SafetensorsExport::Open(size_t file, bool make) {
 std::string SafetensorsExport::Fingerprint() const {
   std::string text;
   for (const Tensor& tensor : tensors_) {
-    absl::StrAppend(&text, tensor.name, " ", tensor.dtype, " ", tensor.storage,
-                    "+", tensor.layout.offset, " ",
+    absl::StrAppend(&text, tensor.name, " ", tensor.dtype_name, " ",
+                    tensor.storage, "+", tensor.layout.offset, " ",
                     absl::StrJoin(tensor.sizes, ","), " ",
                     absl::StrJoin(tensor.strides, ","), " ", tensor.file, ":",
                     tensor.layout.at, "\n");
@@ -264,15 +253,13 @@ absl::Status SafetensorsExport::Write(int storage, int64_t begin,
                                       absl::string_view bytes) {
   for (const size_t t : of_storage_[static_cast<size_t>(storage)]) {
     const Tensor& tensor = tensors_[t];
-    if (std::any_of(tensor.sizes.begin(), tensor.sizes.end(),
-                    [](int64_t size) { return size == 0; })) {
-      continue;
-    }
-    TESSERA_ASSIGN_OR_RETURN(File* const file, Open(tensor.file));
+    if (tensor.numel == 0) continue;
+    TESSERA_ASSIGN_OR_RETURN(File* const file,
+                             Open(static_cast<size_t>(tensor.file)));
     TESSERA_RETURN_IF_ERROR(WriteRuns(
         tensor.layout,
-        NumberCast(dtypes_[static_cast<size_t>(storage)], tensor.dtype), begin,
-        bytes, *file));
+        NumberCast(dtypes_[static_cast<size_t>(storage)], tensor.dtype_name),
+        begin, bytes, *file));
   }
   return absl::OkStatus();
 }

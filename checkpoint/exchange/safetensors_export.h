@@ -24,6 +24,7 @@
 #include "absl/strings/string_view.h"
 #include "checkpoint/disk/folder.h"
 #include "checkpoint/exchange/name_map.h"
+#include "checkpoint/exchange/safetensors_header.h"
 #include "checkpoint/exchange/tensor_runs.h"
 #include "checkpoint/format/manifest.pb.h"
 
@@ -69,17 +70,12 @@ class SafetensorsExport {
   // Returns a text of what goes where and in which dtype; equal plans have
   // equal texts. LOCAL.
   std::string Fingerprint() const;
-  // Returns the bytes of all tensors.
-  int64_t total_bytes() const { return total_bytes_; }
 
  private:
-  struct Tensor {
-    std::string name;
-    std::string dtype;                    // in the exported file
-    std::vector<int64_t> sizes, strides;  // strides in numbers of the storage
+  struct Tensor : SafetensorsTensor {  // in the exported file
+    std::vector<int64_t> strides;      // in numbers of the storage
     int storage = 0;
     TensorLayout layout;  // dims: without those that can be taken for one
-    size_t file = 0;
   };
   struct Output {
     std::string name;

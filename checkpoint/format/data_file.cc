@@ -38,12 +38,7 @@ absl::Status DataFileWriter::Add(int storage, int state, int64_t begin,
                                  int64_t n, absl::string_view bytes) {
   TESSERA_RETURN_IF_ERROR(
       BeginPiece(storage, state, begin, n, static_cast<int64_t>(bytes.size())));
-  // Compute the checksums of what the next call writes, while it is in the
-  // caches.
-  for (size_t at = 0; at < bytes.size(); at += kPartBytes) {
-    TESSERA_RETURN_IF_ERROR(AddPart(bytes.substr(at, kPartBytes)));
-  }
-  return absl::OkStatus();
+  return AddPart(bytes);
 }
 
 absl::Status DataFileWriter::BeginPiece(int storage, int state, int64_t begin,
@@ -64,10 +59,16 @@ absl::Status DataFileWriter::BeginPiece(int storage, int state, int64_t begin,
 absl::Status DataFileWriter::AddPart(absl::string_view part) {
   proto::CheckpointPiece* const piece =
       index_.mutable_pieces(index_.pieces_size() - 1);
-  for (size_t block = 0; block < part.size(); block += kBlockBytes) {
-    piece->add_block_crcs(Crc32c(part.substr(block, kBlockBytes)));
+  // Compute the checksums of what the next call writes, while it is in the
+  // caches.
+  for (size_t at = 0; at < part.size(); at += kPartBytes) {
+    const absl::string_view next = part.substr(at, kPartBytes);
+    for (size_t block = 0; block < next.size(); block += kBlockBytes) {
+      piece->add_block_crcs(Crc32c(next.substr(block, kBlockBytes)));
+    }
+    TESSERA_RETURN_IF_ERROR(Append(next));
   }
-  return Append(part);
+  return absl::OkStatus();
 }
 
 void DataFileWriter::AddValue(const std::string& name,

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -236,17 +237,12 @@ absl::StatusOr<proto::CheckpointManifest> DecodeManifest(
 }
 
 int64_t DtypeBytes(absl::string_view dtype) {
-  for (absl::string_view one : {"BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"}) {
-    if (dtype == one) return 1;
-  }
-  for (absl::string_view two : {"I16", "U16", "F16", "BF16"}) {
-    if (dtype == two) return 2;
-  }
-  for (absl::string_view four : {"I32", "U32", "F32"}) {
-    if (dtype == four) return 4;
-  }
-  for (absl::string_view eight : {"I64", "U64", "F64"}) {
-    if (dtype == eight) return 8;
+  static constexpr std::pair<absl::string_view, int64_t> kDtypes[] = {
+      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
+      {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},
+      {"U32", 4},  {"F32", 4}, {"I64", 8}, {"U64", 8},     {"F64", 8}};
+  for (const auto& [name, bytes] : kDtypes) {
+    if (name == dtype) return bytes;
   }
   return 0;
 }

@@ -13,7 +13,7 @@
 #include "base/status_matchers.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/run_lock.h"
-#include "checkpoint/format/sample_checkpoint.h"
+#include "checkpoint/format/sample_checkpoint_test_util.h"
 #include "checkpoint/format/step_folders_test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

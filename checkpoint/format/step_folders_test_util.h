@@ -12,7 +12,7 @@
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "checkpoint/format/checkpoint_folder.h"
-#include "checkpoint/format/sample_checkpoint.h"
+#include "checkpoint/format/sample_checkpoint_test_util.h"
 #include "checkpoint/format/step_folders.h"
 #include "gtest/gtest.h"
 #include "testing/disk/memory_disk.h"

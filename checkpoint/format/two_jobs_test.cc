@@ -21,7 +21,7 @@
 #include "base/status_matchers.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/checkpoint_reader.h"
-#include "checkpoint/format/sample_checkpoint.h"
+#include "checkpoint/format/sample_checkpoint_test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/disk/faulty_files.h"

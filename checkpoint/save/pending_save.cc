@@ -5,10 +5,7 @@
 #include <system_error>
 #include <thread>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -20,6 +17,7 @@
 #include "checkpoint/local_folders.h"
 #include "checkpoint/save/save_course.h"
 #include "checkpoint/together.h"
+#include "comm/all_gather_values.h"
 
 namespace tessera {
 
@@ -144,19 +142,19 @@ class PendingSave::Impl {
 
   // Shares rank 0's id of the save, and its time.
   absl::Status ShareId(Communicator* comm) {
-    const uint64_t own = plan_.saving == nullptr ? 0 : plan_.saving->id();
-    const int64_t micros = plan_.options.saved_unix_micros != 0
+    struct IdAndTime {
+      uint64_t id;
+      int64_t micros;
+    };
+    const IdAndTime own = {plan_.saving == nullptr ? 0 : plan_.saving->id(),
+                           plan_.options.saved_unix_micros != 0
                                ? plan_.options.saved_unix_micros
-                               : absl::ToUnixMicros(absl::Now());
+                               : absl::ToUnixMicros(absl::Now())};
     TESSERA_ASSIGN_OR_RETURN(
-        const std::vector<std::string> all,
-        comm->AllGatherStrings(absl::StrFormat("%x %d", own, micros),
-                               CommTag{"checkpoint id"}));
-    const std::vector<std::string> words = absl::StrSplit(all[0], ' ');
-    if (words.size() != 2 || !absl::SimpleHexAtoi(words[0], &plan_.id) ||
-        !absl::SimpleAtoi(words[1], &plan_.begun_micros)) {
-      return absl::InternalError("a checkpoint's id is no number");
-    }
+        const std::vector<IdAndTime> all,
+        AllGatherValue(comm, own, CommTag{"checkpoint id"}));
+    plan_.id = all[0].id;
+    plan_.begun_micros = all[0].micros;
     if (plan_.options.node_local && plan_.saving != nullptr) {
       plan_.saving->TakePart(plan_.id, RanksOfFolder());
     }

@@ -70,14 +70,14 @@ TEST(SavedPiecesTest, WhatDoesNotLastIsCopiedAtOnceAndTheRestByDetach) {
 // Two numbers in a block of three bytes, which are multiplied with the third.
 SavedPiece PieceInBlocks(const at::Tensor& bytes, int64_t numel) {
   SavedPiece piece = {0, 0, 0, bytes, /*lasts=*/true};
-  piece.blocks = {numel, 2, 3, sizeof(float),
-                  [](const char* blocks, int64_t n, char* to) {
-                    for (int64_t i = 0; i < n; ++i) {
-                      const char* const block = blocks + i / 2 * 3;
-                      reinterpret_cast<float*>(to)[i] =
-                          static_cast<float>(block[i % 2] * block[2]);
-                    }
-                  }};
+  piece.format = ElementFormat::Blocks(2, 3);
+  piece.part = {0, numel};
+  piece.decode = [](const char* blocks, int64_t n, float* to) {
+    for (int64_t i = 0; i < n; ++i) {
+      const char* const block = blocks + i / 2 * 3;
+      to[i] = static_cast<float>(block[i % 2] * block[2]);
+    }
+  };
   return piece;
 }
 
@@ -200,12 +200,12 @@ TEST(SaveNotesTest, ANoteOfAnotherSaveIsNone) {
   SaveNotes notes(&board, kId, 3);
   board.notes[1] = "0000000000000def 1 written file";
   board.notes[2] = "0000000000000abc 7 written a file\nof bytes";
-  const auto read = notes.Read({0, 1, 2});
-  ASSERT_TRUE(read.has_value());
-  EXPECT_EQ((*read)[0].kind, "");
-  EXPECT_EQ((*read)[1].kind, "");
-  EXPECT_EQ((*read)[2].kind, "written");
-  EXPECT_EQ((*read)[2].text, "a file\nof bytes");
+  const std::vector<SaveNote> read = notes.Read({0, 1, 2});
+  EXPECT_FALSE(read[0].silent);
+  EXPECT_EQ(read[0].kind, "");
+  EXPECT_EQ(read[1].kind, "");
+  EXPECT_EQ(read[2].kind, "written");
+  EXPECT_EQ(read[2].text, "a file\nof bytes");
   EXPECT_TRUE(notes.Tell("seen", ""));
   EXPECT_EQ(board.written, "0000000000000abc 1 seen ");
 }
@@ -214,11 +214,7 @@ TEST(SaveNotesTest, ARankThatSaysNothingNewIsMissedAndABusyOneIsNot) {
   for (const bool silent : {false, true}) {
     FakeBoard board;
     SaveNotes notes(&board, kId, 2);
-    const auto note = [&]() -> std::optional<SaveNote> {
-      const auto read = notes.Read({1});
-      if (!read.has_value()) return std::nullopt;
-      return (*read)[0];
-    };
+    const auto note = [&] { return notes.Read({1})[0]; };
     for (int beat = 0; beat < 10; ++beat) {
       board.notes[1] = absl::StrCat("0000000000000abc ", beat, " busy ");
       absl::SleepFor(absl::Milliseconds(5));
@@ -239,7 +235,8 @@ TEST(SaveNotesTest, ARankThatHasEndedIsNamedAtOnce) {
   FakeBoard board;
   board.ended = 1;
   SaveNotes notes(&board, kId, 2);
-  EXPECT_EQ(notes.CheckAlive(1, std::nullopt).code(),
+  board.silent = true;
+  EXPECT_EQ(notes.CheckAlive(1, notes.Read({1})[0]).code(),
             absl::StatusCode::kUnavailable);
 }
 

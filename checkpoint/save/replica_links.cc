@@ -9,32 +9,20 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <string>
-#include <thread>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "base/system/close_on_fork.h"
-#include "base/thread/deadline.h"
-#include "base/thread/start_thread.h"
 #include "checkpoint/format/manifest.h"
-#include "comm/connect/handshake.h"
-#include "comm/connect/job_secret.h"
-#include "comm/connect/reception.h"
 #include "comm/connect/sockets.h"
-#include "comm/rendezvous/local_address.h"
+#include "comm/serve/shard_mesh.h"
 
 namespace tessera {
 namespace {
 
-constexpr char kPurpose[] = "replicas";
-constexpr absl::Duration kConnectTimeout = absl::Seconds(30);
 constexpr int kTickMs = 50;
 constexpr int64_t kPartBytes = 1 << 20;
 constexpr int kPartsAtOnce = 16;  // in one direction, before the other's turn
@@ -202,105 +190,35 @@ std::vector<int> KeepersOf(const std::vector<int>& leaders) {
   return keepers;
 }
 
-ReplicaLinks::ReplicaLinks(std::vector<int> keepers, int rank)
-    : keepers_(std::move(keepers)), rank_(rank), in_(keepers_.size(), -1) {}
-
-ReplicaLinks::~ReplicaLinks() {
-  CloseOnce(&out_);
-  for (int& fd : in_) CloseOnce(&fd);
-}
-
-// All ranks connect at once, and accept on a thread meanwhile: a connection is
-// not made before the other side has answered.
-absl::Status ReplicaLinks::ConnectOwn(const std::vector<std::string>& places,
-                                      const std::string& network, int listen_fd,
-                                      const std::string& token) {
-  const auto expected = std::count(keepers_.begin(), keepers_.end(), rank_);
-  std::atomic<bool> stop{false};
-  std::atomic<int64_t> missing{expected};
-  TESSERA_ASSIGN_OR_RETURN(
-      std::thread letting_in, StartThread("tessera-accept", [&] {
-        Reception::Options options;
-        options.key = JobKey(kPurpose, token);
-        options.own = rank_;
-        options.world_size = options.at_once =
-            static_cast<int>(keepers_.size());
-        Reception reception(listen_fd, options);
-        std::vector<pollfd> fds;
-        while (!stop && missing > 0) {
-          fds.clear();
-          reception.AddTo(&fds);
-          if (poll(fds.data(), fds.size(), kTickMs) < 0) continue;
-          for (const Guest& guest : reception.Look(fds.data())) {
-            int& fd = in_[static_cast<size_t>(guest.rank)];
-            if (fd < 0) --missing;
-            CloseOnce(&fd);
-            fd = guest.fd;
-          }
-        }
-      }));
-  const int keeper = keepers_[static_cast<size_t>(rank_)];
-  const Endpoint endpoint =
-      ParseEndpoint(places[static_cast<size_t>(keeper)], network);
-  const Deadline until = Deadline::After(kConnectTimeout);
-  while (out_ < 0 && !until.HasPassed()) {
-    out_ = ConnectAs(rank_, endpoint, kPurpose);
-    if (out_ < 0) absl::SleepFor(absl::Milliseconds(20));
-  }
-  while (out_ >= 0 && missing > 0 && !until.HasPassed()) {
-    absl::SleepFor(absl::Milliseconds(1));
-  }
-  stop = true;
-  letting_in.join();
-  if (out_ >= 0 && missing == 0) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(
-      out_ < 0 ? absl::StrCat("cannot connect to rank ", keeper)
-               : std::string("some rank has not connected to this one"),
-      ", which is to keep replicas of checkpoints (checkpoint.replicas), "
-      "within ",
-      absl::FormatDuration(kConnectTimeout)));
-}
-
 absl::StatusOr<std::unique_ptr<ReplicaLinks>> ReplicaLinks::Connect(
     const std::vector<int>& keepers, Communicator* comm) {
-  auto links =
-      std::unique_ptr<ReplicaLinks>(new ReplicaLinks(keepers, comm->rank()));
-  const std::string network = NetworkId();
+  ShardMeshOptions options;
+  options.timeout = absl::Seconds(30);
+  options.purpose = "replicas";
+  options.only_peers = keepers;
+  options.what =
+      ", which is to keep replicas of checkpoints (checkpoint.replicas),";
+  options.where = "SaveCheckpoint";
   TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> networks,
-      comm->AllGatherStrings(network, CommTag{"replicas of checkpoints"}));
-  const bool one = std::count(networks.begin(), networks.end(), network) ==
-                   comm->world_size();
-  Listener listener = Listen(one, comm->world_size(), network);
-  const auto closer = absl::MakeCleanup([&] { CloseOnce(&listener.fd); });
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> places,
-      comm->AllGatherStrings(listener.where,
-                             CommTag{"replicas of checkpoints"}));
-  absl::Status mine;
-  for (size_t r = 0; r < places.size() && mine.ok(); ++r) {
-    if (!places[r].empty()) continue;
-    mine = absl::UnavailableError(
-        absl::StrCat("replicas of checkpoints: rank ", r, " cannot listen"));
+      std::unique_ptr<ShardMesh> mesh,
+      ConnectShardMesh(*comm, options, {"replicas of checkpoints"}));
+  for (const std::vector<int>* fds : {&mesh->ask, &mesh->serve}) {
+    for (int fd : *fds) {
+      if (fd >= 0) KeepAlive(fd);
+    }
   }
-  if (mine.ok()) {
-    mine = links->ConnectOwn(places, network, listener.fd, listener.token);
-  }
-  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(mine, "SaveCheckpoint"));
-  KeepAlive(links->out_);
-  for (int fd : links->in_) {
-    if (fd >= 0) KeepAlive(fd);
-  }
-  return links;
+  return std::unique_ptr<ReplicaLinks>(
+      new ReplicaLinks(keepers, comm->rank(), std::move(mesh)));
 }
 
 absl::Status ReplicaLinks::Exchange(const Folder& folder, uint64_t id,
                                     const std::function<bool()>& given_up) {
-  Sending sending(out_, keepers_[static_cast<size_t>(rank_)]);
+  const int keeper = keepers_[static_cast<size_t>(rank_)];
+  Sending sending(mesh_->ask[static_cast<size_t>(keeper)], keeper);
   TESSERA_RETURN_IF_ERROR(sending.Open(folder, id, rank_));
   std::vector<Keeping> keeping;
-  for (int r = 0; r < static_cast<int>(in_.size()); ++r) {
-    const int fd = in_[static_cast<size_t>(r)];
+  for (int r = 0; r < static_cast<int>(mesh_->serve.size()); ++r) {
+    const int fd = mesh_->serve[static_cast<size_t>(r)];
     if (fd >= 0) keeping.emplace_back(fd, r, &folder, id);
   }
   const auto all_done = [&] {

@@ -16,13 +16,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/disk/folder.h"
 #include "comm/communicator.h"
+#include "comm/serve/shard_mesh.h"
 
 namespace tessera {
 
@@ -36,8 +37,6 @@ class ReplicaLinks {
   // COLLECTIVE, blocking. Returns Unavailable, the same error on all ranks.
   static absl::StatusOr<std::unique_ptr<ReplicaLinks>> Connect(
       const std::vector<int>& keepers, Communicator* comm);
-  ~ReplicaLinks();
-
   const std::vector<int>& keepers() const { return keepers_; }
 
   // Sends this rank's data file of the save `id` in `folder` to the keeper, and
@@ -49,15 +48,13 @@ class ReplicaLinks {
                         const std::function<bool()>& given_up);
 
  private:
-  ReplicaLinks(std::vector<int> keepers, int rank);
-  absl::Status ConnectOwn(const std::vector<std::string>& places,
-                          const std::string& network, int listen_fd,
-                          const std::string& token);
+  ReplicaLinks(std::vector<int> keepers, int rank,
+               std::unique_ptr<ShardMesh> mesh)
+      : keepers_(std::move(keepers)), rank_(rank), mesh_(std::move(mesh)) {}
 
   const std::vector<int> keepers_;
   const int rank_;
-  int out_ = -1;         // to the keeper
-  std::vector<int> in_;  // by rank; -1: this rank keeps nothing for it
+  const std::unique_ptr<ShardMesh> mesh_;
 };
 
 }  // namespace tessera

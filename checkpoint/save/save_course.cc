@@ -8,12 +8,13 @@
 #include "base/log.h"
 #include "base/monotonic.h"
 #include "base/status.h"
-#include "checkpoint/save/aside.h"
+#include "checkpoint/aside.h"
 #include "checkpoint/save/write_data_file.h"
 
 namespace tessera {
 namespace {
 
+constexpr char kWhere[] = "checkpoint";
 // Rank 0 may keep the board: it waits at most this long until all have read how
 // the save ended.
 constexpr absl::Duration kSeenWait = absl::Seconds(5);
@@ -83,7 +84,7 @@ absl::Status SaveCourse::Lead() {
 // time, and the others, which may wait for the save, are kept informed.
 void SaveCourse::AfterCommit() {
   if (!plan_.options.after_commit) return;
-  Aside after([this] {
+  Aside after(kWhere, [this] {
     plan_.options.after_commit();
     return absl::OkStatus();
   });
@@ -95,7 +96,7 @@ void SaveCourse::AfterCommit() {
 
 // Runs until all files are there, or until the first error.
 absl::Status SaveCourse::GatherFiles(Files* files) {
-  Aside writing([this] { return WriteFile(); });
+  Aside writing(kWhere, [this] { return WriteFile(); });
   std::vector<int> missing = Others();
   Pace pace(plan_.world_size);
   absl::Status status;
@@ -148,10 +149,10 @@ void SaveCourse::AwaitSeen() {
   Pace pace(plan_.world_size);
   while (!missing.empty() && MonotonicNow() < until) {
     absl::SleepFor(pace.Next());
-    const auto notes = notes_.Read(missing);
+    const std::vector<SaveNote> notes = notes_.Read(missing);
     std::vector<int> left;
     for (size_t i = 0; i < missing.size(); ++i) {
-      const bool seen = notes.has_value() && (*notes)[i].kind == "seen";
+      const bool seen = notes[i].kind == "seen";
       if (!seen && board_->EndOf(missing[i]).ok()) left.push_back(missing[i]);
     }
     missing = std::move(left);
@@ -165,18 +166,15 @@ void SaveCourse::AwaitSeen() {
 absl::Status SaveCourse::TakeFiles(absl::string_view kind,
                                    std::vector<int>* missing, Files* files) {
   if (missing->empty()) return absl::OkStatus();
-  const auto notes = notes_.Read(*missing);
+  const std::vector<SaveNote> notes = notes_.Read(*missing);
   std::vector<int> left;
   for (size_t i = 0; i < missing->size(); ++i) {
     const int r = (*missing)[i];
-    std::optional<SaveNote> note;
-    if (notes.has_value()) note = (*notes)[i];
-    if (note.has_value() && note->kind == "failed") {
-      return FailedOn(r, StatusFromText(note->text));
-    }
-    if (note.has_value() && (note->kind == kind || note->kind == "committed")) {
+    const SaveNote& note = notes[i];
+    if (note.kind == "failed") return FailedOn(r, StatusFromText(note.text));
+    if (note.kind == kind || note.kind == "committed") {
       if (files != nullptr &&
-          !ParseMessage(note->text, &(*files)[static_cast<size_t>(r)])) {
+          !ParseMessage(note.text, &(*files)[static_cast<size_t>(r)])) {
         return absl::InternalError("a note of a data file is damaged");
       }
       continue;
@@ -191,7 +189,7 @@ absl::Status SaveCourse::TakeFiles(absl::string_view kind,
 }
 
 absl::Status SaveCourse::CommitBusily(const Files& files) {
-  Aside commit([&] { return Commit(files); });
+  Aside commit(kWhere, [&] { return Commit(files); });
   while (!commit.Done(kBeat)) notes_.TellBusy();
   return Annotate(commit.status(),
                   absl::StrCat("[checkpoint commit] rank ", plan_.rank));
@@ -218,7 +216,7 @@ absl::Status SaveCourse::Follow() {
   std::optional<absl::Status> result;
   absl::Status mine;
   {
-    Aside writing([this] { return WriteFile(); });
+    Aside writing(kWhere, [this] { return WriteFile(); });
     while (!result.has_value() && !writing.Done(kBeat)) {
       notes_.TellBusy();
       result = HearResult();
@@ -299,13 +297,11 @@ void SaveCourse::EndPart(const absl::Status& result) {
 
 // Returns what rank 0 says about the save's end, if it has.
 std::optional<absl::Status> SaveCourse::HearResult() {
-  const auto notes = notes_.Read({0});
-  std::optional<SaveNote> note;
-  if (notes.has_value()) note = (*notes)[0];
-  if (note.has_value() && (note->kind == "ended" || note->kind == "undone")) {
-    undone_ = note->kind == "undone";
+  const SaveNote note = notes_.Read({0})[0];
+  if (note.kind == "ended" || note.kind == "undone") {
+    undone_ = note.kind == "undone";
     (void)notes_.Tell("seen", "");
-    return StatusFromText(note->text);
+    return StatusFromText(note.text);
   }
   const absl::Status alive = notes_.CheckAlive(0, note);
   if (alive.ok()) return std::nullopt;

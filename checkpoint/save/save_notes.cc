@@ -39,18 +39,17 @@ void SaveNotes::TellBusy() {
   (void)board_->Write(absl::StrCat(id_, " ", ++count_, " ", last_));
 }
 
-std::optional<std::vector<SaveNote>> SaveNotes::Read(
-    const std::vector<int>& ranks) {
+std::vector<SaveNote> SaveNotes::Read(const std::vector<int>& ranks) {
+  std::vector<SaveNote> notes(ranks.size());
   const auto all = board_->Read(ranks);
-  if (!all.has_value()) return std::nullopt;
-  std::vector<SaveNote> notes;
-  for (const std::string& one : *all) {
+  for (size_t i = 0; i < notes.size(); ++i) {
+    notes[i].silent = !all.has_value();
+    if (notes[i].silent) continue;
     const std::vector<std::string> parts =
-        absl::StrSplit(one, absl::MaxSplits(' ', 3));
-    notes.emplace_back();
+        absl::StrSplit((*all)[i], absl::MaxSplits(' ', 3));
     if (parts.size() != 4 || parts[0] != id_)
       continue;  // a note of an earlier save
-    notes.back() = {parts[2], parts[3], parts[1]};
+    notes[i] = {parts[2], parts[3], parts[1]};
   }
   return notes;
 }
@@ -59,14 +58,13 @@ void SaveNotes::ListenAnew() {
   for (Heard& heard : heard_) heard.since = MonotonicNow();
 }
 
-absl::Status SaveNotes::CheckAlive(int rank,
-                                   const std::optional<SaveNote>& note) {
+absl::Status SaveNotes::CheckAlive(int rank, const SaveNote& note) {
   const absl::Status ended = board_->EndOf(rank);
   if (!ended.ok()) return ended;
   Heard& heard = heard_[static_cast<size_t>(rank)];
   const absl::Duration now = MonotonicNow();
   std::string last =
-      note.has_value() ? absl::StrCat(note->kind, note->count) : heard.last;
+      note.silent ? heard.last : absl::StrCat(note.kind, note.count);
   if (last != heard.last) heard = {std::move(last), now};
   if (now - heard.since <= board_->patience()) return absl::OkStatus();
   return absl::DeadlineExceededError(

@@ -2,7 +2,6 @@
 //
 //   "<save's id> <count> busy "             at work
 //   "<save's id> <count> written <file>"    a CheckpointFile: it is on the disk
-//   "<save's id> <count> written <file>"    a CheckpointFile: it is on the disk
 //   "<save's id> <count> committed <file>"  and so is the manifest of its host
 //   "<save's id> <count> failed <status>"   this rank could not
 //   "<save's id> <count> ended <status>"    from rank 0: the save's result
@@ -14,7 +13,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,9 +24,11 @@
 namespace tessera {
 
 struct SaveNote {
-  std::string kind;  // "" before the rank has written a note of this save
+  // "" before the rank has written a note of this save, or with `silent`.
+  std::string kind;
   std::string text;
   std::string count;
+  bool silent = false;  // the board was, so nothing is known of the rank
 };
 
 class SaveNotes {
@@ -43,11 +43,11 @@ class SaveNotes {
   // the board does not answer the note is not written.
   void TellBusy();
 
-  // Returns the notes of `ranks`; nullopt if the board is silent.
-  std::optional<std::vector<SaveNote>> Read(const std::vector<int>& ranks);
-  // Returns an error if `rank`, whose `note` was read now (nullopt: the board
-  // is silent), has ended or has said nothing new for the board's patience.
-  absl::Status CheckAlive(int rank, const std::optional<SaveNote>& note);
+  // Returns the notes of `ranks`.
+  std::vector<SaveNote> Read(const std::vector<int>& ranks);
+  // Returns an error if `rank`, whose `note` was read now, has ended or has
+  // said nothing new for the board's patience.
+  absl::Status CheckAlive(int rank, const SaveNote& note);
   // Restarts the patience for all ranks, since this rank did not listen.
   void ListenAnew();
 

@@ -154,19 +154,18 @@ absl::StatusOr<absl::string_view> SavedPieces::Part(size_t i, int64_t begin,
                                                     std::string* scratch) {
   absl::MutexLock lock(&mutex_);
   if (abandoned_) return absl::CancelledError("the save was given up");
-  const SavedPiece::Blocks& of = pieces_[i].blocks;
+  const SavedPiece& of = pieces_[i];
   if (!of.decode) return Kept(i, begin, bytes, scratch);
-  const int64_t first = begin / of.number_bytes;
-  const int64_t numel = bytes / of.number_bytes;
-  TESSERA_CHECK(first % of.block_numel == 0);
+  constexpr int64_t kNumberBytes = sizeof(float);
+  const Range numbers = {begin / kNumberBytes, (begin + bytes) / kNumberBytes};
+  TESSERA_CHECK(numbers.begin % of.format.block_numel == 0);
   std::string kept;
-  TESSERA_ASSIGN_OR_RETURN(
-      const absl::string_view blocks,
-      Kept(i, first / of.block_numel * of.block_bytes,
-           (numel + of.block_numel - 1) / of.block_numel * of.block_bytes,
-           &kept));
+  TESSERA_ASSIGN_OR_RETURN(const absl::string_view blocks,
+                           Kept(i, of.format.BytesOf(numbers.begin),
+                                of.format.BytesOf(numbers.numel()), &kept));
   scratch->resize(static_cast<size_t>(bytes));
-  of.decode(blocks.data(), numel, scratch->data());
+  of.decode(blocks.data(), numbers.numel(),
+            reinterpret_cast<float*>(scratch->data()));
   return absl::string_view(*scratch);
 }
 
@@ -185,7 +184,7 @@ absl::StatusOr<absl::string_view> SavedPieces::Kept(size_t i, int64_t begin,
   if (!live.defined()) {
     scratch->resize(size);
     TESSERA_RETURN_IF_ERROR(
-        pieces_[i].elsewhere.read(begin, bytes, scratch->data()));
+        pieces_[i].ReadElsewhere(begin, bytes, scratch->data()));
     return absl::string_view(*scratch);
   }
   if (live.is_cpu() && !kept_) {

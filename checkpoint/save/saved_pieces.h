@@ -25,7 +25,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "base/layout/layout.h"
 #include "checkpoint/copy_memory.h"
+#include "offload/element_format.h"
+#include "offload/tiered_buffer.h"
 
 namespace tessera {
 
@@ -37,32 +40,29 @@ struct SavedPiece {
   at::Tensor elements;  // contiguous, any device
   // The elements do not change before Detach.
   bool lasts = false;
-  // Elements that are not in memory: `elements` is undefined, and they do not
-  // change before Detach. `read` copies their bytes [begin, begin + bytes),
-  // blocking.
-  struct Elsewhere {
-    int64_t numel = 0, bytes = 0;
-    std::function<absl::Status(int64_t begin, int64_t bytes, char* to)> read;
-  };
-  Elsewhere elsewhere;
-  // If `decode` is set, the elements above are blocks of `block_bytes`, each of
-  // `block_numel` numbers; `numel` numbers of `number_bytes` each are written.
-  // `decode` writes `numel` numbers, from the first of `blocks` on, to `to`.
-  struct Blocks {
-    int64_t numel = 0, block_numel = 0, block_bytes = 0, number_bytes = 0;
-    std::function<void(const char* blocks, int64_t numel, char* to)> decode;
-  };
-  Blocks blocks;
+  // The buffer that has them, where they are not in memory: its elements
+  // `part`. `elements` is undefined then, and they do not change before Detach.
+  const TieredBuffer* elsewhere = nullptr;
+  // If `decode` is set, the elements above are blocks of `format`: `part` of a
+  // state. Float32 numbers are written; `decode` makes the first `numel` of
+  // `blocks`.
+  ElementFormat format;
+  std::function<void(const char* blocks, int64_t numel, float* to)> decode;
+  Range part;
 
   // Elements and bytes as they are written.
   int64_t numel() const {
-    if (blocks.decode) return blocks.numel;
-    return elements.defined() ? elements.numel() : elsewhere.numel;
+    return elements.defined() && !decode ? elements.numel() : part.numel();
   }
   int64_t bytes() const {
-    if (blocks.decode) return blocks.numel * blocks.number_bytes;
+    if (decode) return part.numel() * static_cast<int64_t>(sizeof(float));
     return elements.defined() ? static_cast<int64_t>(elements.nbytes())
-                              : elsewhere.bytes;
+                              : elsewhere->format().BytesOf(part.numel());
+  }
+  // Reads bytes [begin, begin + bytes) of what `elsewhere` has. Blocking.
+  absl::Status ReadElsewhere(int64_t begin, int64_t bytes, char* to) const {
+    return elsewhere->ReadBytes(elsewhere->format().BytesOf(part.begin) + begin,
+                                bytes, to);
   }
 };
 

@@ -39,16 +39,15 @@ constexpr absl::Duration kPatience = absl::Milliseconds(300);
 
 bool OutOfDescriptors(int error) { return error == EMFILE || error == ENFILE; }
 
-constexpr char kPurpose[] = "shards";
-
-// Takes the connections of all other ranks, on a thread of its own: they wait
-// to be let in.
+// Takes the connections of other ranks, on a thread of its own: they wait to be
+// let in.
 class Acceptor {
  public:
-  Acceptor(int listen_fd, const std::string& token, int rank,
+  Acceptor(int listen_fd, const std::string& key, int rank, int expected,
            std::vector<int>* serve)
       : serve_(serve),
-        reception_(listen_fd, OptionsFor(token, rank, serve->size())) {}
+        reception_(listen_fd, OptionsFor(key, rank, serve->size())),
+        missing_(expected) {}
   ~Acceptor() { Stop(); }
 
   absl::Status Start() {
@@ -67,10 +66,10 @@ class Acceptor {
   }
 
  private:
-  static Reception::Options OptionsFor(const std::string& token, int rank,
+  static Reception::Options OptionsFor(const std::string& key, int rank,
                                        size_t world_size) {
     Reception::Options options;
-    options.key = JobKey(kPurpose, token);
+    options.key = key;
     options.own = rank;
     options.world_size = options.at_once = static_cast<int>(world_size);
     return options;
@@ -97,7 +96,7 @@ class Acceptor {
 
   std::vector<int>* const serve_;  // of `thread_` while it runs
   Reception reception_;
-  std::atomic<int> missing_{static_cast<int>(serve_->size()) - 1};
+  std::atomic<int> missing_;
   std::atomic<bool> stop_{false}, starved_{false};
   std::thread thread_;
 };
@@ -123,7 +122,7 @@ absl::Status Await(const ShardMeshOptions& options, Deadline deadline,
       return absl::UnavailableError(absl::StrCat(
           what, " within ", absl::FormatDuration(options.timeout)));
     }
-    if (ask.HasPassed()) {
+    if (options.trouble && ask.HasPassed()) {
       TESSERA_RETURN_IF_ERROR(options.trouble());
       ask = Deadline::After(kPatience);
     }
@@ -139,27 +138,38 @@ absl::Status ConnectAll(const std::vector<Endpoint>& endpoints, int listen_fd,
   const absl::Status starved =
       absl::ResourceExhaustedError("no descriptors are left");
   const int world_size = static_cast<int>(endpoints.size());
-  Acceptor acceptor(listen_fd, endpoints[rank].token, rank, &mesh->serve);
+  const std::vector<int>& only = options.only_peers;
+  const auto expected = only.empty()
+                            ? world_size - 1
+                            : std::count(only.begin(), only.end(), rank);
+  Acceptor acceptor(listen_fd, JobKey(options.purpose, endpoints[rank].token),
+                    rank, static_cast<int>(expected), &mesh->serve);
   TESSERA_RETURN_IF_ERROR(acceptor.Start());
   for (int i = 1; i < world_size; ++i) {
     const int peer = (rank + i) % world_size;
+    if (!only.empty() && only[rank] != peer) continue;
     const auto connect = [&]() -> absl::StatusOr<bool> {
-      mesh->ask[peer] = ConnectAs(rank, endpoints[peer], kPurpose);
+      mesh->ask[peer] = ConnectAs(rank, endpoints[peer], options.purpose);
       if (mesh->ask[peer] >= 0) return true;
       if (acceptor.starved() || NoDescriptors(listen_fd)) return starved;
       return false;
     };
-    TESSERA_RETURN_IF_ERROR(
-        Await(options, deadline, connect,
-              absl::StrCat("cannot connect to rank ", peer, " at any of ",
-                           absl::StrJoin(endpoints[peer].addresses, ", "))));
+    TESSERA_RETURN_IF_ERROR(Await(
+        options, deadline, connect,
+        absl::StrCat(
+            "cannot connect to rank ", peer,
+            options.what.empty()
+                ? absl::StrCat(" at any of ",
+                               absl::StrJoin(endpoints[peer].addresses, ", "))
+                : options.what)));
   }
   const auto accept = [&]() -> absl::StatusOr<bool> {
     if (acceptor.starved()) return starved;
     return acceptor.complete();
   };
-  return Await(options, deadline, accept,
-               "some rank has not connected to this one");
+  return Await(
+      options, deadline, accept,
+      absl::StrCat("some rank has not connected to this one", options.what));
 }
 
 }  // namespace
@@ -196,7 +206,8 @@ absl::StatusOr<std::unique_ptr<ShardMesh>> ConnectShardMesh(
       // For those that wait to be connected with this rank.
       CloseOnce(&listener.fd);
       if (!mine.ok()) group.Announce(mine);
-      const absl::Status agreed = group.AgreeOk(mine, tag.what, tag.site);
+      const absl::Status agreed = group.AgreeOk(
+          mine, options.where.empty() ? tag.what : options.where, tag.site);
       if (!mine.ok()) group.ClearAnnouncement();
       mine = agreed;
     }

@@ -5,6 +5,8 @@
 //   rank a   ask[b] ------> serve[a]   rank b
 //            serve[b] <---- ask[a]
 //
+// With `only_peers` there are fewer: a rank connects to one other.
+//
 // Only ranks of the job are let in (comm/connect/handshake.h); their key
 // comes from the job's secret and a token that the ranks exchanged. Ranks that
 // are all on one host listen on the loopback only.
@@ -13,6 +15,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -36,11 +39,18 @@ struct ShardMesh {
 
 struct ShardMeshOptions {
   absl::Duration timeout = absl::Seconds(60);
-  // An error: a rank will not come, so waiting is in vain. Asked now and then.
+  // An error: a rank will not come, so waiting is in vain. Asked now and then;
+  // null: there is nothing to ask.
   std::function<absl::Status()> trouble;
+  // By rank, the only one that it connects to. Empty: all others.
+  std::vector<int> only_peers;
+  const char* purpose = "shards";  // of comm/connect/handshake.h
+  // In errors: what a peer is, in place of its addresses; and where they come
+  // from, "" for the tag's `what`.
+  std::string what, where;
 };
 
-// Connects this rank with all others. COLLECTIVE, blocking. A rank that cannot
+// Connects this rank with the others. COLLECTIVE, blocking. A rank that cannot
 // announces that while the others wait. Returns the same error on all ranks.
 absl::StatusOr<std::unique_ptr<ShardMesh>> ConnectShardMesh(
     Communicator& group, const ShardMeshOptions& options, const CommTag& tag);

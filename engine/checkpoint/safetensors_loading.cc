@@ -5,6 +5,7 @@
 
 #include "ATen/ops/empty.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status.h"
@@ -64,23 +65,17 @@ absl::Status ReadRows(const Safetensors& file, const SafetensorsTensor& source,
   return absl::OkStatus();
 }
 
-// What a parameter is in the file; null: not there.
-struct Source {
-  const SafetensorsTensor* tensor = nullptr;
-  bool transposed = false;
-};
-
 // The part of a parameter that this rank owns. Elements lie in `owned` as in
 // the parameter's memory, in the file in row-major order: where these differ,
 // all rows that the part touches are read, and all rows there are where rows do
 // not lie one behind the other in memory.
-absl::Status ReadSegment(const Safetensors& file, const Source& from,
+absl::Status ReadSegment(const Safetensors& file, const SafetensorsMatch& from,
                          const FlatParameter& flat,
                          const FlatParameter::Segment& segment,
                          const at::Tensor& owned) {
   const FlatParameter::Parameter& p =
       flat.parameters()[static_cast<size_t>(segment.parameter)];
-  const SafetensorsTensor& source = *from.tensor;
+  const SafetensorsTensor& source = *from.source;
   const at::Tensor t = from.transposed ? p.tensor.t() : p.tensor;
   const Range mine{segment.range.begin - p.range.begin,
                    segment.range.end - p.range.begin};
@@ -107,8 +102,21 @@ absl::Status ReadSegment(const Safetensors& file, const Source& from,
   return absl::OkStatus();
 }
 
-// By number of the parameter in the flat.
-using Sources = std::vector<Source>;
+// What this rank needs to load: matched names, and whole values of what is not
+// sharded. Nothing of the module is changed.
+struct Loading {
+  std::unique_ptr<Safetensors> file;
+  std::string print;  // of the files, and of what the plan says of them
+  SafetensorsPlan plan;
+  absl::flat_hash_map<const void*, const SafetensorsMatch*> by_tensor;
+  std::vector<std::pair<at::Tensor, at::Tensor>> plain;  // to, values
+
+  // Returns what the file has of a parameter; null: nothing.
+  const SafetensorsMatch* Find(const FlatParameter::Parameter& p) const {
+    const auto found = by_tensor.find(p.tensor.unsafeGetTensorImpl());
+    return found == by_tensor.end() ? nullptr : found->second;
+  }
+};
 
 // The program's thread and that which reads have streams of their own.
 void AwaitDevice(at::Device device) {
@@ -117,8 +125,7 @@ void AwaitDevice(at::Device device) {
 }
 
 // What this rank's masters will be.
-absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
-                                     const Sources& sources,
+absl::StatusOr<FlatBuffer> ReadOwned(const Loading& loading,
                                      FlatParameter* flat) {
   TorchScope scope;
   AwaitDevice(flat->device());
@@ -130,12 +137,13 @@ absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
                            flat->device(), MemoryKind::kWorking, Fill::kNone));
   values.View().copy_(masters);
   for (const FlatParameter::Segment& segment : flat->segments()) {
-    const Source& source = sources[static_cast<size_t>(segment.parameter)];
-    if (source.tensor == nullptr) continue;
+    const SafetensorsMatch* const from = loading.Find(
+        flat->parameters()[static_cast<size_t>(segment.parameter)]);
+    if (from == nullptr) continue;
     TESSERA_RETURN_IF_ERROR(
-        ReadSegment(file, source, *flat, segment, values.View()));
+        ReadSegment(*loading.file, *from, *flat, segment, values.View()));
   }
-  TESSERA_RETURN_IF_ERROR(file.CheckUnchanged());
+  TESSERA_RETURN_IF_ERROR(loading.file->CheckUnchanged());
   AwaitDevice(flat->device());
   return values;
 }
@@ -146,16 +154,6 @@ absl::Status SetMasters(FlatParameter* flat, const at::Tensor& values) {
   value.View().copy_(values);
   return value.Commit();
 }
-
-// What this rank needs to load: matched names, and whole values of what is not
-// sharded. Nothing of the module is changed.
-struct Loading {
-  std::unique_ptr<Safetensors> file;
-  std::string print;  // of the files, and of what the plan says of them
-  SafetensorsPlan plan;
-  std::vector<Sources> sources;                          // by flat
-  std::vector<std::pair<at::Tensor, at::Tensor>> plain;  // to, values
-};
 
 absl::Status OpenFiles(const std::string& path, Loading* loading) {
   TESSERA_ASSIGN_OR_RETURN(loading->file, Safetensors::Open(path));
@@ -195,25 +193,18 @@ absl::Status CheckTies(const ShardedModel& model, bool strict,
   return absl::OkStatus();
 }
 
-// Which parameter of a flat is read from where; all else is read now.
+// Reads what is not sharded.
 absl::Status ReadPlain(const ShardedModel& model, Loading* loading) {
+  absl::flat_hash_set<const void*> sharded;
   for (const auto& flat : model.flats()) {
-    loading->sources.emplace_back(flat->parameters().size());
-  }
-  absl::flat_hash_map<const void*, Source*> sharded;
-  for (size_t u = 0; u < model.flats().size(); ++u) {
-    for (size_t i = 0; i < loading->sources[u].size(); ++i) {
-      sharded[model.flats()[u]->parameters()[i].tensor.unsafeGetTensorImpl()] =
-          &loading->sources[u][i];
+    for (const FlatParameter::Parameter& p : flat->parameters()) {
+      sharded.insert(p.tensor.unsafeGetTensorImpl());
     }
   }
   TorchScope scope;
   for (const SafetensorsMatch& match : loading->plan.matches) {
-    const auto place = sharded.find(match.tensor.unsafeGetTensorImpl());
-    if (place != sharded.end()) {
-      *place->second = {match.source, match.transposed};
-      continue;
-    }
+    loading->by_tensor[match.tensor.unsafeGetTensorImpl()] = &match;
+    if (sharded.contains(match.tensor.unsafeGetTensorImpl())) continue;
     TESSERA_ASSIGN_OR_RETURN(at::Tensor values,
                              ReadWhole(*loading->file, match));
     loading->plain.emplace_back(match.tensor, std::move(values));
@@ -226,16 +217,17 @@ absl::Status ReadPlain(const ShardedModel& model, Loading* loading) {
 // flat's. Otherwise the flat is what it was. COLLECTIVE.
 absl::Status LoadFlat(const Loading& loading, const ShardedModel& model,
                       size_t u, bool* could_read) {
-  const Sources& sources = loading.sources[u];
-  if (std::all_of(sources.begin(), sources.end(), [](const Source& source) {
-        return source.tensor == nullptr;
-      })) {
+  FlatParameter& flat = *model.flats()[u];
+  const auto is_there = [&](const FlatParameter::Parameter& p) {
+    return loading.Find(p) != nullptr;
+  };
+  if (std::none_of(flat.parameters().begin(), flat.parameters().end(),
+                   is_there)) {
     return absl::OkStatus();
   }
-  FlatParameter& flat = *model.flats()[u];
   absl::StatusOr<FlatBuffer> values = absl::UnknownError("not read");
   const absl::Status agreed = RunTogether(model.comm(), kWhere, [&] {
-    values = ReadOwned(*loading.file, sources, &flat);
+    values = ReadOwned(loading, &flat);
     return values.status();
   });
   *could_read = agreed.ok();
@@ -243,8 +235,8 @@ absl::Status LoadFlat(const Loading& loading, const ShardedModel& model,
   return CatchTorch(kWhere, [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(SetMasters(&flat, values->View()));
     std::vector<bool> changed;
-    for (const Source& source : sources) {
-      changed.push_back(source.tensor != nullptr);
+    for (const FlatParameter::Parameter& p : flat.parameters()) {
+      changed.push_back(is_there(p));
     }
     return flat.PublishOwned(changed);
   });

@@ -114,6 +114,36 @@ class Matcher {
     return *place;
   }
 
+  // The storages of shaped states; -1: none. FailedPrecondition.
+  absl::StatusOr<std::vector<int>> MatchShaped() const {
+    std::vector<int> found;
+    absl::flat_hash_map<const at::TensorImpl*, bool> any;
+    for (const StateTable::Shaped& shaped : table_.shaped()) {
+      const at::Tensor& parameter = table_.ParameterOf(shaped);
+      const proto::CheckpointTensor* const there = FoundFor(parameter);
+      found.push_back(there == nullptr ? -1 : StorageOf(*there, shaped.name));
+      bool good =
+          there == nullptr ||
+          any.try_emplace(parameter.unsafeGetTensorImpl(), found.back() >= 0)
+                  .first->second == (found.back() >= 0);
+      if (found.back() >= 0) {
+        const auto& storage = manifest_.storages(found.back());
+        good &=
+            storage.states_size() == 1 &&
+            storage.states(0).name() == shaped.name &&
+            at::isFloatingType(DtypeOfCheckpoint(storage.states(0).dtype())) &&
+            at::IntArrayRef(storage.tensors(0).sizes()).equals(shaped.sizes);
+      }
+      if (good) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat("'", table_.NamesOf(parameter)[0],
+                       "' has not all of the optimizer's states, "
+                       "or not as floating numbers of the shape of '",
+                       shaped.name, "'"));
+    }
+    return found;
+  }
+
   // What has been found of a tensor; nullptr: nothing.
   const proto::CheckpointTensor* FoundFor(const at::Tensor& tensor) const {
     const auto it = found_for_.find(tensor.unsafeGetTensorImpl());
@@ -162,6 +192,15 @@ class Matcher {
     int storage = 0;
     const proto::CheckpointTensor* tensor = nullptr;
   };
+
+  // The storage of a parameter's shaped state; -1: there is none.
+  int StorageOf(const proto::CheckpointTensor& parameter,
+                const std::string& state) const {
+    const auto it = saved_.find(absl::StrCat(parameter.name(), "/", state));
+    if (it == saved_.end()) return -1;
+    const int storage = it->second.storage;
+    return manifest_.storages(storage).shaped_state() ? storage : -1;
+  }
 
   static bool SameView(const proto::CheckpointTensor& a,
                        const proto::CheckpointTensor& b) {
@@ -226,7 +265,7 @@ class Matcher {
 
   void FindUnexpected() {
     for (const auto& storage : manifest_.storages()) {
-      if (storage.shaped_state()) continue;  // StateTable::FindShaped
+      if (storage.shaped_state()) continue;  // MatchShaped
       for (const auto& tensor : storage.tensors()) {
         if (!IsFound(storage, tensor)) unexpected_.push_back(tensor.name());
       }
@@ -356,7 +395,6 @@ absl::StatusOr<StateMatch> StateMatch::Create(
       const proto::CheckpointTensor* const saved =
           matcher.FoundFor(view.tensor);
       if (saved == nullptr) continue;
-      match.names_there_[view.tensor.unsafeGetTensorImpl()] = saved->name();
       // Moments that begin with zeros have no steps behind them.
       match.steps_[view.tensor.unsafeGetTensorImpl()] =
           table.num_states(slot.flat) > StateTable::kFirst &&
@@ -372,6 +410,9 @@ absl::StatusOr<StateMatch> StateMatch::Create(
   }
   TESSERA_RETURN_IF_ERROR(
       matcher.Result(&match.missing_, &match.unexpected_, &match.late_));
+  if (!options.model_only) {
+    TESSERA_ASSIGN_OR_RETURN(match.shaped_, matcher.MatchShaped());
+  }
   return match;
 }
 

@@ -36,7 +36,8 @@ class StateMatch {
 
   // Matches names. InvalidArgument: options that match nothing in this model;
   // FailedPrecondition lists what the checkpoint lacks, has besides, or has in
-  // other sizes.
+  // other sizes, or a shaped state without another. Errors of these name the
+  // parameter.
   static absl::StatusOr<StateMatch> Create(
       const StateTable& table,
       const std::vector<std::shared_ptr<FlatParameter>>& flats,
@@ -45,14 +46,12 @@ class StateMatch {
 
   const Place& slot(size_t i) const { return slots_[i]; }
   const Place& plain(size_t i) const { return plain_[i]; }
+  // Returns the storage of a shaped state; -1: none has it, or it is left
+  // alone. REQUIRES: !LoadCheckpointOptions::model_only.
+  int shaped(size_t i) const { return shaped_[i]; }
   // Returns how many optimizer steps a tensor has done in the checkpoint;
   // nullopt: it is left alone.
   std::optional<int64_t> steps(const at::Tensor& tensor) const;
-  // Returns its name in the checkpoint; "": it is left alone.
-  std::string name_there(const at::Tensor& tensor) const {
-    const auto it = names_there_.find(tensor.unsafeGetTensorImpl());
-    return it == names_there_.end() ? "" : it->second;
-  }
   // Names of what was to be loaded and the checkpoint lacks, and of what the
   // module lacks; empty where LoadCheckpointOptions::strict.
   const std::vector<std::string>& missing() const { return missing_; }
@@ -66,7 +65,7 @@ class StateMatch {
  private:
   std::vector<Place> slots_, plain_;
   absl::flat_hash_map<const at::TensorImpl*, int64_t> steps_;
-  absl::flat_hash_map<const at::TensorImpl*, std::string> names_there_;
+  std::vector<int> shaped_;
   std::vector<std::string> missing_, unexpected_, late_;
 };
 

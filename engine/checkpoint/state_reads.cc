@@ -84,15 +84,14 @@ absl::Status StateReads::CheckWritable(const StateMatch& match) const {
   return absl::OkStatus();
 }
 
-absl::Status StateReads::Plan(const StateMatch& match, bool with_states,
-                              const std::vector<int>& shaped) {
+absl::Status StateReads::Plan(const StateMatch& match, bool with_states) {
   for (size_t s = 0; s < table_.slots().size(); ++s) {
     PlanSlot(table_.slots()[s], match.slot(s), with_states);
   }
   for (size_t i = 0; i < table_.plain().size(); ++i) {
     PlanPlain(table_.plain()[i].tensor, match.plain(i));
   }
-  if (with_states) PlanShaped(match, shaped);
+  if (with_states) PlanShaped(match);
   // Slots are in the module's order, and those of one flat not all together.
   std::stable_sort(
       read_again_.begin(), read_again_.end(),
@@ -159,7 +158,7 @@ void StateReads::AddOwned(Owned one) {
 void StateReads::PlanPlain(const at::Tensor& tensor,
                            const StateMatch::Place& place) {
   if (!place.loaded()) return;
-  StagedPlain staged;
+  StagedWhole staged;
   staged.to = tensor.detach();
   if (tensor.is_complex()) staged.to = at::view_as_real(staged.to);
   const proto::CheckpointStorage& storage = manifest_.storages(place.storage);
@@ -169,22 +168,25 @@ void StateReads::PlanPlain(const at::Tensor& tensor,
       staging_.Add({place.storage, number, place.shift,
                     place.shift + staged.to.numel(), nullptr},
                    DtypeOfCheckpoint(storage.states(number).dtype()));
-  plain_.push_back(std::move(staged));
+  whole_.push_back(std::move(staged));
 }
 
-void StateReads::PlanShaped(const StateMatch& match,
-                            const std::vector<int>& storages) {
-  for (size_t i = 0; i < storages.size(); ++i) {
+void StateReads::PlanShaped(const StateMatch& match) {
+  for (size_t i = 0; i < table_.shaped().size(); ++i) {
     const StateTable::Shaped& shaped = table_.shaped()[i];
-    if (match.name_there(table_.ParameterOf(shaped)).empty()) continue;
-    StagedShaped staged;
-    staged.to = i;
-    if (storages[i] >= 0) {
-      const proto::CheckpointStorage& of = manifest_.storages(storages[i]);
-      staged.number = staging_.Add({storages[i], 0, 0, of.numel(), nullptr},
+    StagedWhole staged;
+    staged.to = table_.ValuesOf(shaped);
+    if (!staged.to.defined() ||
+        !match.steps(table_.ParameterOf(shaped)).has_value()) {
+      continue;
+    }
+    const int storage = match.shaped(i);
+    if (storage >= 0) {
+      const proto::CheckpointStorage& of = manifest_.storages(storage);
+      staged.number = staging_.Add({storage, 0, 0, of.numel(), nullptr},
                                    DtypeOfCheckpoint(of.states(0).dtype()));
     }
-    shaped_.push_back(staged);
+    whole_.push_back(std::move(staged));
   }
 }
 
@@ -203,10 +205,10 @@ void StateReads::Undo() {
 
 absl::Status StateReads::TakeOwn(
     const std::map<std::string, std::string>& values) {
-  for (const StagedPlain& one : plain_) {
+  for (const StagedWhole& one : whole_) {
     const auto it = values.find(absl::StrCat(kOwnTensor, one.name));
-    if (it == values.end()) continue;
-    const at::Tensor numbers = staging_.Numbers(one.number);
+    if (one.name.empty() || it == values.end()) continue;
+    const at::Tensor numbers = staging_.Numbers(*one.number);
     if (it->second.size() != numbers.nbytes()) {
       return absl::DataLossError(
           absl::StrCat("its own '", one.name, "' has ", it->second.size(),
@@ -223,24 +225,18 @@ at::Tensor StateReads::PlaceOf(const Owned& one) const {
 }
 
 absl::Status StateReads::Place() {
-  for (const StagedPlain& one : plain_) {
-    one.to.copy_(staging_.Numbers(one.number).view(one.to.sizes()));
+  for (const StagedWhole& one : whole_) {
+    if (one.number.has_value()) {
+      one.to.copy_(staging_.Numbers(*one.number).view(one.to.sizes()));
+    } else {
+      one.to.zero_();
+    }
   }
   for (const StagedOwned& one : staged_) {
     TESSERA_RETURN_IF_ERROR(PlaceOwned(one));
   }
-  for (const StagedShaped& one : shaped_) {
-    const at::Tensor to = table_.ValuesOf(table_.shaped()[one.to]);
-    if (!to.defined()) continue;
-    if (one.number.has_value()) {
-      to.copy_(staging_.Numbers(*one.number).view(to.sizes()));
-    } else {
-      to.zero_();
-    }
-  }
   staging_ = Staging();
-  plain_.clear();
-  shaped_.clear();
+  whole_.clear();
   staged_.clear();
   return absl::OkStatus();
 }

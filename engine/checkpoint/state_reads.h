@@ -68,11 +68,9 @@ class StateReads {
   // in place. LOCAL. FailedPrecondition.
   absl::Status CheckWritable(const StateMatch& match) const;
   // Plans the reads of all that this rank has of `match`, and takes the memory
-  // for them. Only values of flats are read, unless `with_states`: then their
-  // states and `shaped` (StateTable::FindShaped), too. LOCAL.
+  // for them. Only values of flats are read, unless `with_states`. LOCAL.
   // ResourceExhausted.
-  absl::Status Plan(const StateMatch& match, bool with_states,
-                    const std::vector<int>& shaped);
+  absl::Status Plan(const StateMatch& match, bool with_states);
   // Returns what ReadCheckpoint is to read.
   std::vector<WantedElements> Wanted() const;
   // Restores what has changed, where ReadCheckpoint or anything else before
@@ -105,23 +103,17 @@ class StateReads {
     Owned to;
     size_t number = 0;  // of `staging_`, unless they are zeros
   };
-  struct StagedPlain {
+  // A tensor that each rank has whole.
+  struct StagedWhole {
     at::Tensor to;
-    std::string name;  // there
-    size_t number = 0;
-  };
-
-  // A shaped state: its number in the table, and in `staging_`; nullopt: zeros,
-  // see Owned::from.
-  struct StagedShaped {
-    size_t to = 0;
-    std::optional<size_t> number;
+    std::string name;              // there; "": it is a shaped state
+    std::optional<size_t> number;  // of `staging_`; nullopt: see Owned::from
   };
 
   void PlanSlot(const StateTable::Slot& slot, const StateMatch::Place& place,
                 bool with_states);
   void PlanPlain(const at::Tensor& tensor, const StateMatch::Place& place);
-  void PlanShaped(const StateMatch& match, const std::vector<int>& storages);
+  void PlanShaped(const StateMatch& match);
   void AddOwned(Owned one);
   // Returns the elements' place. REQUIRES: they are in memory or raised.
   at::Tensor PlaceOf(const Owned& one) const;
@@ -136,8 +128,7 @@ class StateReads {
   const proto::CheckpointManifest& manifest_;
   Staging staging_;
   std::vector<StagedOwned> staged_;
-  std::vector<StagedPlain> plain_;
-  std::vector<StagedShaped> shaped_;
+  std::vector<StagedWhole> whole_;
   std::vector<WantedElements> in_place_;
   std::vector<at::Tensor> zeros_;  // where zeros are read to
   std::vector<Owned> read_again_;

@@ -200,46 +200,6 @@ at::Tensor StateTable::ValuesOf(const Shaped& shaped) const {
   return at::Tensor();
 }
 
-absl::StatusOr<std::vector<int>> StateTable::FindShaped(
-    const proto::CheckpointManifest& manifest,
-    const std::function<std::string(const at::Tensor&)>& name_there) const {
-  absl::flat_hash_map<std::string, int> storages;
-  for (int s = 0; s < manifest.storages_size(); ++s) {
-    if (!manifest.storages(s).shaped_state()) continue;
-    for (const auto& tensor : manifest.storages(s).tensors()) {
-      storages[tensor.name()] = s;
-    }
-  }
-  std::vector<int> found;
-  absl::flat_hash_map<const at::TensorImpl*, bool> any;
-  for (const Shaped& shaped : shaped_) {
-    const at::Tensor& parameter = ParameterOf(shaped);
-    const std::string there = name_there(parameter);
-    const auto it = storages.find(absl::StrCat(there, "/", shaped.name));
-    found.push_back(there.empty() || it == storages.end() ? -1 : it->second);
-    bool good =
-        there.empty() ||
-        any.try_emplace(parameter.unsafeGetTensorImpl(), found.back() >= 0)
-                .first->second == (found.back() >= 0);
-    if (found.back() >= 0) {
-      const auto& storage = manifest.storages(found.back());
-      const auto& sizes = storage.tensors(0).sizes();
-      good &= storage.states_size() == 1 &&
-              storage.states(0).name() == shaped.name &&
-              at::isFloatingType(DtypeOfCheckpoint(storage.states(0).dtype()));
-      good &= std::equal(sizes.begin(), sizes.end(), shaped.sizes.begin(),
-                         shaped.sizes.end());
-    }
-    if (good) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("'", NamesOf(parameter)[0],
-                     "' has not all of the optimizer's states, "
-                     "or not as floating numbers of the shape of '",
-                     shaped.name, "'"));
-  }
-  return found;
-}
-
 const std::vector<std::string>& StateTable::NamesOf(
     const at::Tensor& tensor) const {
   return names_.at(tensor.unsafeGetTensorImpl());

@@ -5,7 +5,6 @@
 #define ENGINE_CHECKPOINT_STATE_TABLE_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,7 +12,6 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "offload/shard_states.h"
@@ -81,13 +79,6 @@ class StateTable {
   const at::Tensor& ParameterOf(const Shaped& shaped) const {
     return FlatOf(shaped.flat).parameters()[shaped.parameter].tensor;
   }
-  // Finds the storages of a manifest that hold the shaped states; -1: none.
-  // `name_there` gives a parameter's name in the manifest, "" if it is left
-  // alone. FailedPrecondition: one state without another, or in other sizes.
-  // Errors name the parameter.
-  absl::StatusOr<std::vector<int>> FindShaped(
-      const proto::CheckpointManifest& manifest,
-      const std::function<std::string(const at::Tensor&)>& name_there) const;
 
   // Returns all names of a parameter or buffer, in the module's order.
   const std::vector<std::string>& NamesOf(const at::Tensor& tensor) const;

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
 #include "checkpoint/checkpoint.h"
+#include "comm/all_gather_values.h"
 #include "config/config.pb.h"
 #include "config/config_text.h"
 #include "engine/api/version.h"
@@ -57,39 +58,15 @@ Range ShareOf(const TrainingState& state, const FlatParameter& flat) {
   return {cut(number), cut(number + 1)};
 }
 
-SavedPiece::Elsewhere PieceElsewhere(const TieredBuffer& buffer, Range range) {
-  const ElementFormat& format = buffer.format();
-  SavedPiece::Elsewhere piece;
-  piece.numel = range.numel();
-  piece.bytes = format.BytesOf(range.numel());
-  piece.read = [&buffer, first = format.BytesOf(range.begin)](
-                   int64_t begin, int64_t bytes, char* to) {
-    return buffer.ReadBytes(first + begin, bytes, to);
-  };
-  return piece;
-}
-
-// States of 8 bits are float32 in a checkpoint, so that it can be loaded into
-// states of any kind; what is encoded again has the same bytes.
-SavedPiece::Blocks BlocksOf(const ElementFormat& format, int64_t numel,
-                            bool non_negative) {
-  SavedPiece::Blocks blocks;
-  blocks.numel = numel;
-  blocks.block_numel = format.block_numel;
-  blocks.block_bytes = format.block_bytes;
-  blocks.number_bytes = sizeof(float);
-  blocks.decode = [non_negative](const char* from, int64_t n, char* to) {
-    DecodeBlock8(from, n, non_negative, reinterpret_cast<float*>(to));
-  };
-  return blocks;
-}
-
 // The piece is in memory of the host from here on.
-absl::Status TakeCopy(const TieredBuffer& buffer, SavedPiece* piece) {
-  const SavedPiece::Elsewhere from = std::exchange(piece->elsewhere, {});
-  piece->elements = at::empty({from.numel}, buffer.dtype());
-  return from.read(0, from.bytes,
-                   static_cast<char*>(piece->elements.mutable_data_ptr()));
+absl::Status TakeCopy(SavedPiece* piece) {
+  const at::Tensor copy =
+      at::empty({piece->numel()}, piece->elsewhere->dtype());
+  TESSERA_RETURN_IF_ERROR(piece->ReadElsewhere(
+      0, piece->bytes(), static_cast<char*>(copy.mutable_data_ptr())));
+  piece->elements = copy;
+  piece->elsewhere = nullptr;
+  return absl::OkStatus();
 }
 
 absl::Status AddPieces(const TrainingState& state, const StateTable& table,
@@ -108,21 +85,26 @@ absl::Status AddPieces(const TrainingState& state, const StateTable& table,
       piece.storage = static_cast<int>(s);
       piece.state = number++;
       piece.begin = part.begin - flat.layout().slot(slot.slot).begin;
-      const Range mine = {part.begin - flat.owned().begin,
-                          part.end - flat.owned().begin};
+      piece.part = {part.begin - flat.owned().begin,
+                    part.end - flat.owned().begin};
       const TieredBuffer& buffer = table.Buffer(slot.flat, kind);
+      piece.format = buffer.format();
       if (buffer.elsewhere()) {
-        piece.elsewhere = PieceElsewhere(buffer, mine);
+        piece.elsewhere = &buffer;
         // A program's write to it later ends the save before, by the stream.
         if (flat.options().stream == nullptr && kind == StateTable::kValue) {
-          TESSERA_RETURN_IF_ERROR(TakeCopy(buffer, &piece));
+          TESSERA_RETURN_IF_ERROR(TakeCopy(&piece));
         }
       } else {
-        piece.elements = table.Elements(slot.flat, kind, mine);
+        piece.elements = table.Elements(slot.flat, kind, piece.part);
       }
+      // States of 8 bits are float32 in a checkpoint, so that it can be loaded
+      // into states of any kind; what is encoded again has the same bytes.
       if (buffer.format().in_blocks()) {
-        piece.blocks = BlocksOf(buffer.format(), mine.numel(),
-                                table.non_negative(slot.flat, kind));
+        piece.decode = [non_negative = table.non_negative(slot.flat, kind)](
+                           const char* from, int64_t n, float* to) {
+          DecodeBlock8(from, n, non_negative, to);
+        };
       }
       // Masters may be what the program has in its hands; states are not.
       piece.lasts = kind != StateTable::kValue;
@@ -136,28 +118,23 @@ absl::Status AddPieces(const TrainingState& state, const StateTable& table,
 // What is the same on all is dealt out, each to whom has least of it.
 absl::Status AddPlain(const TrainingState& state, const StateTable& table,
                       CheckpointContent* content) {
-  std::string prints;
+  std::vector<uint64_t> prints;
   std::vector<at::Tensor> numbers;
   for (const StateTable::Plain& plain : table.plain()) {
     numbers.push_back(NumbersOf(plain.tensor));
     const at::Tensor here = numbers.back().cpu();
-    absl::StrAppend(&prints,
-                    absl::Hex(Fingerprint(here.const_data_ptr(),
-                                          static_cast<int64_t>(here.nbytes())),
-                              absl::kZeroPad16));
+    prints.push_back(Fingerprint(here.const_data_ptr(),
+                                 static_cast<int64_t>(here.nbytes())));
   }
   TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> all,
-      state.comm()->AllGatherStrings(prints, CommTag{"checkpoint buffers"}));
+      const std::vector<std::vector<uint64_t>> all,
+      AllGatherValues(state.comm(), prints, CommTag{"checkpoint buffers"}));
   const int first = static_cast<int>(table.slots().size());
   std::vector<size_t> bytes(all.size(), 0);  // that each writes
   for (size_t i = 0; i < numbers.size(); ++i) {
-    const auto print = [i](const std::string& of) {
-      return absl::string_view(of).substr(16 * i, 16);
-    };
     const bool same = std::all_of(
         all.begin(), all.end(),
-        [&](const std::string& one) { return print(one) == print(all[0]); });
+        [&](const std::vector<uint64_t>& one) { return one[i] == all[0][i]; });
     const auto writer =
         same ? std::min_element(bytes.begin(), bytes.end()) : bytes.begin();
     *writer += numbers[i].nbytes();
@@ -165,7 +142,7 @@ absl::Status AddPlain(const TrainingState& state, const StateTable& table,
       if (numbers[i].numel() == 0) continue;
       content->pieces.push_back(
           {first + static_cast<int>(i), 0, 0, numbers[i]});
-    } else if (print(all[0]) != print(prints)) {
+    } else if (all[0][i] != prints[i]) {
       content->values.emplace_back(
           absl::StrCat(kOwnTensor, table.NamesOf(table.plain()[i].tensor)[0]),
           BytesOf(numbers[i]));

@@ -108,15 +108,8 @@ class Loading {
     loaded_.report.missing.insert(loaded_.report.missing.end(),
                                   match_->late().begin(), match_->late().end());
     loaded_.report.unexpected = match_->unexpected();
-    if (loads_states_) {
-      const auto shaped = table_.FindShaped(
-          manifest_,
-          [&](const at::Tensor& t) { return match_->name_there(t); });
-      TESSERA_RETURN_IF_ERROR(Annotate(shaped.status(), what));
-      shaped_ = *shaped;
-      TESSERA_RETURN_IF_ERROR(PlanStates());
-    }
-    return reads_.Plan(*match_, loads_states_, shaped_);
+    if (loads_states_) TESSERA_RETURN_IF_ERROR(PlanStates());
+    return reads_.Plan(*match_, loads_states_);
   }
 
   // Memory for states that are to come; those that are to go are dropped once
@@ -137,9 +130,9 @@ class Loading {
         has_state_[flat] = both[flat] = 1;
       }
     }
-    for (size_t i = 0; i < shaped_.size(); ++i) {
+    for (size_t i = 0; i < table_.shaped().size(); ++i) {
       const auto flat = static_cast<size_t>(table_.shaped()[i].flat);
-      if (shaped_[i] >= 0) has_state_[flat] = both[flat] = 1;
+      if (match_->shaped(i) >= 0) has_state_[flat] = both[flat] = 1;
     }
     return state_.optimizer()->states().Match(both);
   }
@@ -354,7 +347,6 @@ class Loading {
   const StateTable table_;
   absl::StatusOr<StateMatch> match_ = absl::UnknownError("not matched");
   std::vector<uint8_t> has_state_, old_has_state_;
-  std::vector<int> shaped_;  // StateTable::FindShaped
   StateReads reads_;
   std::map<std::string, std::string> values_;
   const bool loads_states_ =

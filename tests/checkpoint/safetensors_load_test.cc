@@ -15,7 +15,7 @@
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/write_safetensors.h"
+#include "checkpoint/write_safetensors_test_util.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"

@@ -25,7 +25,7 @@
 #include "base/status.h"
 #include "checkpoint/exchange/command.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/write_safetensors.h"
+#include "checkpoint/write_safetensors_test_util.h"
 #include "comm/world/world.h"
 #include "config/config.pb.h"
 #include "engine/engine.h"

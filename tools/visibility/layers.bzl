@@ -77,7 +77,7 @@ LAYERS = {
     "checkpoint/format": ["base/...", "checkpoint/disk", "testing/disk"],
     "checkpoint/exchange": ["base/...", "checkpoint/disk", "checkpoint/format", "config/reader", "testing/disk"],
     "checkpoint": ["base/...", "checkpoint/disk", "checkpoint/format", "checkpoint/exchange", "config/reader", "comm", "comm/rendezvous", "comm/group", "sharding/flat"],
-    "checkpoint/save": ["base/...", "checkpoint", "checkpoint/disk", "checkpoint/format", "comm", "comm/connect", "comm/rendezvous"],
+    "checkpoint/save": ["base/...", "checkpoint", "checkpoint/disk", "checkpoint/format", "comm", "comm/connect", "comm/serve", "offload", "offload/disk"],
     "engine/api": ["base/...", "config", "sharding/recompute", "optim/custom", "optim/gradients", "checkpoint/exchange", "optim/algorithms"],
     "engine/build": ["base/...", "config", "comm", "sharding/...", "optim", "optim/custom", "optim/kernels", "optim/schedule", "engine/api", "offload/...", "optim/algorithms", "optim/states", "config/options"],
     "engine/plan/replay": ["base/...", "config", "comm", "sharding/...", "optim", "optim/kernels", "engine/api", "engine/build", "offload/..."],

@@ -1,4 +1,4 @@
-#include "checkpoint/format/sample_checkpoint.h"
+#include "checkpoint/format/sample_checkpoint_test_util.h"
 
 #include <algorithm>
 #include <random>

@@ -1,4 +1,4 @@
-#include "checkpoint/write_safetensors.h"
+#include "checkpoint/write_safetensors_test_util.h"
 
 #include <algorithm>
 #include <fstream>

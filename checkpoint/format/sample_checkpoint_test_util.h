@@ -1,7 +1,7 @@
 // SampleCheckpoint is a model's state of a few storages, as any number of ranks
 // would save it. For tests.
-#ifndef CHECKPOINT_FORMAT_SAMPLE_CHECKPOINT_H_
-#define CHECKPOINT_FORMAT_SAMPLE_CHECKPOINT_H_
+#ifndef CHECKPOINT_FORMAT_SAMPLE_CHECKPOINT_TEST_UTIL_H_
+#define CHECKPOINT_FORMAT_SAMPLE_CHECKPOINT_TEST_UTIL_H_
 
 #include <cstdint>
 #include <string>
@@ -45,4 +45,4 @@ class SampleCheckpoint {
 std::pair<int64_t, int64_t> SliceOf(int64_t numel, int part, int parts);
 
 }  // namespace tessera
-#endif  // CHECKPOINT_FORMAT_SAMPLE_CHECKPOINT_H_
+#endif  // CHECKPOINT_FORMAT_SAMPLE_CHECKPOINT_TEST_UTIL_H_

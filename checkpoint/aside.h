@@ -1,13 +1,15 @@
-// Aside does work on a thread of its own. If no thread can be started nothing
-// is done, and status() says why.
-#ifndef CHECKPOINT_SAVE_ASIDE_H_
-#define CHECKPOINT_SAVE_ASIDE_H_
+// Aside does work on a thread of its own ("tessera-disk"). If no thread can be
+// started nothing is done, and status() says why.
+#ifndef CHECKPOINT_ASIDE_H_
+#define CHECKPOINT_ASIDE_H_
 
 #include <functional>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/thread/monotonic_wait.h"
 #include "base/thread/start_thread.h"
@@ -17,9 +19,11 @@ namespace tessera {
 
 class Aside {
  public:
-  explicit Aside(std::function<absl::Status()> work) : work_(std::move(work)) {
+  // `what` is for the error of a `work` that throws.
+  Aside(absl::string_view what, std::function<absl::Status()> work)
+      : what_(what), work_(std::move(work)) {
     auto thread = StartThread("tessera-disk", [this] {
-      status_ = CatchTorch("checkpoint", work_);
+      status_ = CatchTorch(what_, work_);
       done_.Notify();
     });
     if (thread.ok()) {
@@ -45,6 +49,7 @@ class Aside {
   }
 
  private:
+  const std::string what_;
   const std::function<absl::Status()> work_;
   absl::Status status_;
   MonotonicNotification done_;
@@ -52,4 +57,4 @@ class Aside {
 };
 
 }  // namespace tessera
-#endif  // CHECKPOINT_SAVE_ASIDE_H_
+#endif  // CHECKPOINT_ASIDE_H_

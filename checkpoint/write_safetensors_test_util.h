@@ -1,7 +1,7 @@
 // Writes tensors as a safetensors file, in one process that has them whole. For
 // tests: programs use Engine::SaveSafetensors.
-#ifndef CHECKPOINT_WRITE_SAFETENSORS_H_
-#define CHECKPOINT_WRITE_SAFETENSORS_H_
+#ifndef CHECKPOINT_WRITE_SAFETENSORS_TEST_UTIL_H_
+#define CHECKPOINT_WRITE_SAFETENSORS_TEST_UTIL_H_
 
 #include <string>
 #include <utility>
@@ -20,4 +20,4 @@ absl::Status WriteSafetensors(
     const std::vector<std::pair<std::string, at::Tensor>>& tensors);
 
 }  // namespace tessera
-#endif  // CHECKPOINT_WRITE_SAFETENSORS_H_
+#endif  // CHECKPOINT_WRITE_SAFETENSORS_TEST_UTIL_H_
