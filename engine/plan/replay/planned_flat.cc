@@ -46,10 +46,10 @@ PlannedFlat PlannedFlatOf(const FlatPlan& flat,
   planned.sharded_parameters = options.stage.sharded_parameters;
   planned.sharded_gradients = options.stage.sharded_gradients;
   planned.sharded_optimizer = options.stage.sharded_optimizer;
-  planned.states = options.states;
-  planned.parameters = options.parameters;
-  planned.gradients = options.gradients;
-  planned.alone = group_size == 1 && options.parameters == Tier::kMemory;
+  planned.states = options.states_tier;
+  planned.parameters = options.parameters_tier;
+  planned.gradients = options.gradients_tier;
+  planned.alone = group_size == 1 && options.parameters_tier == Tier::kMemory;
   return planned;
 }
 
