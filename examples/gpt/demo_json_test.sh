@@ -58,14 +58,13 @@ for stage in 0 3; do
     fail "stage ${stage}: the resumed losses are others"
   [[ "$(field "${first}" held_out_loss)" == '"0x1.'* ]] ||
     fail "no loss of the text held out"
-  # Other numbers of ranks, at other stages, have the same model.
-  for others in 1 3; do
-    other="$(world="${others}" stage="$((3 - stage))" run --steps 0 \
-      --resume "${folder}/state${stage}")"
-    [[ "$(field "${other}" held_out_loss)" == \
-      "$(field "${first}" held_out_loss)" ]] ||
-      fail "stage ${stage}: another loss of the text held out on ${others} ranks"
-  done
+  # Another number of ranks (3, then 1), at another stage, has the same model.
+  others="$((stage == 0 ? 3 : 1))"
+  other="$(world="${others}" stage="$((3 - stage))" run --steps 0 \
+    --resume "${folder}/state${stage}")"
+  [[ "$(field "${other}" held_out_loss)" == \
+    "$(field "${first}" held_out_loss)" ]] ||
+    fail "stage ${stage}: another loss of the text held out on ${others} ranks"
   losses[stage]="${expected} $(field "${first}" last_loss)"
 done
 [[ "${losses[0]}" == "${losses[3]}" ]] || fail "stages 0 and 3 differ"

@@ -209,7 +209,7 @@ const Texts kOthers = {"Mlp",  "Cnn",        "Encoder", "Bag",    "Vae",
 INSTANTIATE_TEST_SUITE_P(
     Others, PlanTruthTest,
     ::testing::ValuesIn(Both(
-        Times(Times(kOthers, {"stage=3"}), Both({""}, kPolicies)),
+        Some(Times(Times(kOthers, {"stage=3"}), Both({""}, kPolicies)), 2),
         Some(Times(Times(kOthers, {"stage=0"}), Both({""}, kPolicies)), 3))),
     NameOfCase);
 
@@ -250,7 +250,7 @@ INSTANTIATE_TEST_SUITE_P(
     Budget, PlanTruthTest,
     ::testing::ValuesIn(
         Some(Times(Times(Times({"Gpt", "Llama"}, kPolicies), kEnds),
-                   {"budget=3000000", "budget=9000000", "every=2"}),
+                   {"budget=1500000", "budget=4500000", "every=2"}),
              5)),
     NameOfCase);
 

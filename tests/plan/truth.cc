@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kBatch = 4, kSeq = 96, kVocab = 512;
+constexpr int64_t kBatch = 4, kSeq = 48, kVocab = 512;
 
 template <typename M>
 TruthModel OfTokens(std::shared_ptr<M> model, int64_t batch = kBatch,
