@@ -8,11 +8,14 @@ action's own time.
 import collections
 import gzip
 import json
+import os
+import re
 import xml.etree.ElementTree as ElementTree
 
 Action = collections.namedtuple("Action", "kind name seconds waited")
 KINDS = ("Compiling", "Linking", "Testing")
 SLOWEST = 15
+DEAREST = 20
 
 
 def read_actions(path):
@@ -53,6 +56,36 @@ def rank_starts(path):
             int(root.get("rank_pool_start_ms", 0)) / 1e3)
 
 
+def room_of(action):
+    """Returns the first two folders of what an action compiles, links or tests."""
+    name = re.sub(r"^bazel-out/[^/]*/bin/", "", action.name)
+    folder = (name[2:].split(":")[0] if name.startswith("//")
+              else os.path.dirname(name))
+    return "/".join(folder.split("/")[:2]) or "."
+
+
+def room_table(actions, test_reports):
+    """Returns a line for each of the dearest rooms, and one for all others."""
+    columns = {"Compiling": 0, "Precompiling": 0, "Linking": 1, "Testing": 2}
+    rooms = collections.defaultdict(lambda: [0.0] * 5)
+    for action in actions:
+        if action.kind not in columns:
+            continue
+        row = rooms[room_of(action)]
+        row[columns[action.kind]] += action.seconds
+        row[4] += action.waited
+        if action.kind == "Testing":
+            row[3] += sum(rank_starts(path)[0]
+                          for path in test_reports.get(action.name, []))
+    dearest = sorted(rooms.items(), key=lambda room: (-sum(room[1][:3]), room[0]))
+    rows, others = dearest[:DEAREST], [row for _, row in dearest[DEAREST:]]
+    if others:
+        rows.append(("%d others" % len(others), [sum(c) for c in zip(*others)]))
+    return ["%-24s %8s %8s %8s %8s %8s" % (
+        "seconds by room", "compile", "link", "test", "starts", "queued")] + [
+            "%-24s %8.0f %8.0f %8.0f %8d %8.0f" % (name, *row) for name, row in rows]
+
+
 def table(actions, test_reports):
     """Returns the lines to print; none where nothing was run.
 
@@ -75,6 +108,7 @@ def table(actions, test_reports):
         lines.append("%-24s %8d %8.0f" % (
             "  starting ranks", sum(count for count, _ in starts),
             sum(seconds for _, seconds in starts)))
+    lines += room_table(actions, test_reports)
     if tests:
         lines.append("slowest tests, seconds:")
         lines += ["%8.1f  %s" % (a.seconds, a.name) for a in tests[:SLOWEST]]

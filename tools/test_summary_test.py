@@ -145,21 +145,43 @@ class SummaryTest(unittest.TestCase):
         self.bazel.result("//cached", "PASSED", starts)
         self.bazel.summary("//cached", "PASSED")
         self.bazel.trace(
-            ("action processing", "Compiling a.cc", 0, 5),
-            ("action resource lock", "Compiling a.cc", 1, 2),
+            ("action processing", "Compiling a/b/c/d.cc", 0, 5),
+            ("action resource lock", "Compiling a/b/c/d.cc", 1, 2),
             ("action processing", "Testing //a", 5, 7),
+            ("action processing", "Linking a/a_test", 12, 1),
+            ("action processing", "Compiling bazel-out/k8/bin/a/b/d.pb.cc", 13, 1),
+            ("action processing", "Precompiling a/p/pch.h", 14, 2),
+            ("action processing", "Writing file a/b", 16, 2),
             ("action resource lock", "of another thread", 20, 9))
         _, output = self.bazel.end(0)
         self.assertEqual("""\
                           actions  seconds   queued
-compiling                       1        3        2
-linking                         0        0        0
+compiling                       2        4        2
+linking                         1        1        0
 testing                         1        7        0
   starting ranks                3        4
+seconds by room           compile     link     test   starts   queued
+a                               0        1        7        3        0
+a/b                             4        0        0        0        2
+a/p                             2        0        0        0        0
 slowest tests, seconds:
      7.0  //a
 2 passed, 0 failed, 2 skipped
 """, output)
+
+    def test_rooms_that_cost_little_are_one_line(self):
+        self.bazel.result("//a", "PASSED", GOOD)
+        self.bazel.summary("//a", "PASSED")
+        self.bazel.trace(*(
+            ("action processing", "Compiling r%02d/a.cc" % i, 100 * i, i)
+            for i in range(1, 31)))
+        _, output = self.bazel.end(0)
+        lines = output.splitlines()
+        rooms = lines[lines.index(next(
+            line for line in lines if line.startswith("seconds by room"))) + 1:-1]
+        self.assertEqual(21, len(rooms))
+        self.assertEqual(["r30", "30"], rooms[0].split()[:2])
+        self.assertEqual(["10", "others", "55"], rooms[-1].split()[:3])
 
 
 if __name__ == "__main__":

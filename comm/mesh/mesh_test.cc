@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "comm/fake_communicator.h"
+#include "comm/fake_communicator_test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

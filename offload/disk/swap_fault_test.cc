@@ -22,11 +22,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
-INSTANTIATE_TEST_SUITE_P(, SwapFileTest, ::testing::Bool(),
-                         [](const auto& info) {
-                           return info.param ? "Uring" : "Threads";
-                         });
-
 TEST_P(SwapFileTest, AFullDiskIsSaidByAllocate) {
   const auto file = Open();
   system_.allocate_error = ENOSPC;

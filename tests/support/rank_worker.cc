@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/group/group_communicator.h"
+#include "tests/support/at_start.h"
 #include "tests/support/fork_server.h"
 #include "tests/support/rank_frames.h"
 #include "tests/support/rank_pool.h"
@@ -99,6 +100,7 @@ bool RegisterRankFunction(const char* name, RankFunction function) {
 
 void ServeIfRank(int* argc, char** argv) {
   ServeForks(kWorkerMark, argc, &argv);
+  for (auto* function : StartFunctions()) function();
   const std::optional<std::string> mark = EnvString(kWorkerMark);
   if (!mark.has_value()) return;
   unsetenv(kWorkerMark);
