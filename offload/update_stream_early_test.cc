@@ -18,11 +18,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-INSTANTIATE_TEST_SUITE_P(, UpdateStreamTest, ::testing::Bool(),
-                         [](const auto& info) {
-                           return info.param ? "Uring" : "Threads";
-                         });
-
 // Several times, so that what was the next is what is, and the next again;
 // first from zeros.
 TEST_P(UpdateStreamTest, OneThatIsKeptIsAsIfPushedThen) {

@@ -17,11 +17,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-INSTANTIATE_TEST_SUITE_P(, UpdateStreamTest, ::testing::Bool(),
-                         [](const auto& info) {
-                           return info.param ? "Uring" : "Threads";
-                         });
-
 TEST_P(UpdateStreamTest, AnErrorOfComputeIsThatOfAllThatComesAfter) {
   for (const bool thrown : {false, true}) {
     MakeStream();

@@ -47,6 +47,31 @@ TEST_COPTS = [
     "-U_FORTIFY_SOURCE",
 ]
 
+# What tests of ranks use, and those of them that train.
+_RANK_TEST_DEPS = [
+    "//base:status",
+    "//base:status_matchers",
+    "//comm/world",
+    "//tests/support:rank_pool",
+    "//tests/support:temp_folder",
+    "//third_party/absl:status",
+    "//third_party/absl:statusor",
+    "//third_party/absl:str_format",
+    "//third_party/absl:strings",
+    "//third_party/absl:synchronization",
+    "//third_party/absl:time",
+    "//third_party/gtest",
+    "//third_party/gtest:gmock",
+    "//third_party/libtorch:torch",
+]
+_ENGINE_TEST_DEPS = [
+    "//engine",
+    "//tests/models",
+    "//tests/support:trainee",
+    "//tests/support:training",
+    "//tests/support:training_spec",
+]
+
 # A test with both of these in its deps gets the rank tests' header, which is made
 # of them.
 _RANK_TESTS_NEED = ["//engine", "//tests/support:rank_pool"]
@@ -154,8 +179,13 @@ def tessera_rank_test(
         slow = None,
         cpus = 1,
         env = {},
+        engine = True,
+        own_main = False,
+        deps = [],
         **kwargs):
     """tessera_cc_test of ranks (tests/support/rank_pool.h), over shm.
+
+    It uses libtorch, and has main() and its usual deps from here.
 
     Args:
       name: the target over shm.
@@ -170,11 +200,28 @@ def tessera_rank_test(
         processors no other test runs beside it (.bazelrc). Ranks mostly wait for
         each other.
       env: as of tessera_cc_test.
+      engine: whether its ranks train; otherwise it is not compiled anew with
+        each change of the engine.
+      own_main: whether its sources have a main() that is not
+        tests/support/rank_main.cc.
+      deps: what it uses besides _RANK_TEST_DEPS and _ENGINE_TEST_DEPS.
       **kwargs: as of tessera_cc_test.
     """
     tags = kwargs.pop("tags", []) + ["cpu:%d" % cpus]
     kwargs.setdefault("size", "medium")
-    tessera_cc_test(name = name, env = env, tags = tags, **kwargs)
+    deps = deps + _RANK_TEST_DEPS
+    if engine:
+        deps = deps + _ENGINE_TEST_DEPS
+    if not own_main:
+        deps = deps + ["//tests/support:rank_main"]
+    tessera_cc_test(
+        name = name,
+        torch_pch = True,
+        env = env,
+        tags = tags,
+        deps = deps,
+        **kwargs
+    )
     if slow:
         tessera_run_again_test(
             name = name + "_slow",

@@ -23,11 +23,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
-INSTANTIATE_TEST_SUITE_P(, SwapFileTest, ::testing::Bool(),
-                         [](const auto& info) {
-                           return info.param ? "Uring" : "Threads";
-                         });
-
 TEST_P(SwapFileTest, AFullDiskIsSaidByAllocate) {
   const auto file = Open();
   system_.fallocate_error = ENOSPC;

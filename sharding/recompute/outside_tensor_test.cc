@@ -1,5 +1,5 @@
 // What is written to while its old values are on their way elsewhere. The rest
-// of it: //tests/recompute, //tests/offload:activations_test.
+// of it: //tests/recompute, tests/offload/activations_test.cc.
 #include "sharding/recompute/outside_tensor.h"
 
 #include <torch/torch.h>

@@ -28,12 +28,5 @@ class TestDeviceTest : public ::testing::TestWithParam<Mode> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Modes, TestDeviceTest,
-                         ::testing::Values(Mode::kAtOnce, Mode::kWorkers),
-                         [](const auto& info) {
-                           return info.param == Mode::kAtOnce ? "AtOnce"
-                                                              : "Workers";
-                         });
-
 }  // namespace testdevice
 #endif  // TESTING_DEVICE_DEVICE_TESTING_H_

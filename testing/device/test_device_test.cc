@@ -44,6 +44,13 @@ void Wait(c10::Stream first, c10::Stream second) {
 
 // ---- order
 
+INSTANTIATE_TEST_SUITE_P(Modes, TestDeviceTest,
+                         ::testing::Values(Mode::kAtOnce, Mode::kWorkers),
+                         [](const auto& info) {
+                           return info.param == Mode::kAtOnce ? "AtOnce"
+                                                              : "Workers";
+                         });
+
 TEST_P(TestDeviceTest, AMissingWaitIsFound) {
   const c10::Stream side = FromPool(1);
   const at::Tensor x = at::ones({100}, TestDevice(1));

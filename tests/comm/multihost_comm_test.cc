@@ -56,7 +56,7 @@ void Check(RankPool& pool, absl::string_view function,
   }
 }
 
-TESSERA_RANK_FUNCTION(Backend) {
+TESSERA_RANK_FUNCTION(BackendOfHosts) {
   return std::string(world.communicator()->backend());
 }
 
@@ -115,7 +115,8 @@ TEST_P(PlacementTest, EveryCollectiveHasTheBitsOfAPlainLoop) {
       at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong,
       at::kInt,   at::kShort,  at::kChar, at::kByte,     at::kBool};
   RankPool pool(OnHosts(GetParam()));
-  EXPECT_THAT(pool.Run("Backend", ""), Each(IsOkAndHolds("hierarchical")));
+  EXPECT_THAT(pool.Run("BackendOfHosts", ""),
+              Each(IsOkAndHolds("hierarchical")));
   const auto w = static_cast<int64_t>(GetParam().size());
   const std::vector<int64_t> small = {1, w - 1, w + 1, 997};
   const std::vector<int64_t> large = {50021, 250007};  // several windows

@@ -18,10 +18,15 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/device/test_device.h"
+#include "tests/support/at_start.h"
 #include "tests/support/rank_pool.h"
 
 namespace tessera {
 namespace {
+
+// The device is registered before the first backward of a process.
+[[maybe_unused]] const bool kRegistered =
+    RunAtStart([] { testdevice::Register({}); });
 
 using testdevice::TestDevice;
 

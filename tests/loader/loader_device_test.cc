@@ -13,9 +13,14 @@
 #include "gtest/gtest.h"
 #include "loader/data_loader.h"
 #include "testing/device/test_device.h"
+#include "tests/support/at_start.h"
 
 namespace tessera {
 namespace {
+
+// The device is registered before the first backward of a process.
+[[maybe_unused]] const bool kRegistered =
+    RunAtStart([] { testdevice::Register({}); });
 
 using ::absl::StatusCode;
 using ::testdevice::Faults;

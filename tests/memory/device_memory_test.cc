@@ -25,12 +25,17 @@
 #include "engine/engine.h"
 #include "gtest/gtest.h"
 #include "testing/device/test_device.h"
+#include "tests/support/at_start.h"
 #include "tests/support/device_group.h"
 #include "tests/support/device_kernels.h"
 #include "tests/support/rank_pool.h"
 
 namespace tessera {
 namespace {
+
+// The device is registered before the first backward of a process.
+[[maybe_unused]] const bool kRegistered =
+    RunAtStart([] { testdevice::Register({}); });
 
 constexpr int kBlocks = 5, kWorld = 2;
 constexpr int64_t kDim = 384;

@@ -5,12 +5,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
+#include "testing/device/test_device.h"
 #include "tests/observe/metrics_lines.h"
+#include "tests/support/at_start.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/training.h"
 
 namespace tessera {
 namespace {
+
+// The device is registered before the first backward of a process.
+[[maybe_unused]] const bool kRegistered =
+    RunAtStart([] { testdevice::Register({}); });
 
 using ::testing::SizeIs;
 

@@ -15,12 +15,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "testing/device/test_device.h"
+#include "tests/support/at_start.h"
 #include "tests/support/pairwise.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/training.h"
 
 namespace tessera {
 namespace {
+
+// The device is registered before the first backward of a process.
+[[maybe_unused]] const bool kRegistered =
+    RunAtStart([] { testdevice::Register({}); });
 
 const std::vector<int> kStages = {3, 3, 2, 1};
 const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};

@@ -6,10 +6,16 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/device/test_device.h"
 #include "tests/optim/custom_run.h"
+#include "tests/support/at_start.h"
 
 namespace tessera {
 namespace {
+
+// The device is registered before the first backward of a process.
+[[maybe_unused]] const bool kRegistered =
+    RunAtStart([] { testdevice::Register({}); });
 
 using ::testing::Each;
 using ::testing::HasSubstr;

@@ -18,6 +18,42 @@
 namespace tessera {
 namespace {
 
+// Trains `steps` steps from `first` on; saves at the end, or loads before.
+TESSERA_RANK_FUNCTION(TrainOwn) {
+  const Words words(args);
+  TESSERA_ASSIGN_OR_RETURN(Trainee t, MakeOwn(words, world));
+  if (!words.Get("load").empty()) {
+    TESSERA_RETURN_IF_ERROR(
+        t.engine->LoadCheckpoint(words.Get("load")).status());
+  }
+  const int first = std::stoi(words.Get("first", "0"));
+  const int steps = std::stoi(words.Get("steps", "3"));
+  const int accumulation = std::stoi(words.Get("accumulation", "1"));
+  std::string skipped;
+  for (int i = first * accumulation; i < (first + steps) * accumulation; ++i) {
+    const int of = words.Get("data") == "same" ? 0 : world.rank();
+    if (i == accumulation && !words.Get("set").empty()) {
+      TESSERA_RETURN_IF_ERROR(t.engine->SetOption("default", "lr", 0.05));
+      TESSERA_RETURN_IF_ERROR(t.engine->SetOption("first", "beta1", 0.25));
+    }
+    TESSERA_RETURN_IF_ERROR(t.engine->Backward(t.model->Loss(of, i)));
+    TESSERA_RETURN_IF_ERROR(t.engine->Step());
+    absl::StrAppend(&skipped, t.engine->last_step().skipped ? "s" : "m");
+  }
+  if (!words.Get("save").empty()) {
+    TESSERA_RETURN_IF_ERROR(t.engine->SaveCheckpoint(words.Get("save")));
+  }
+  if (!words.Get("many").empty()) {
+    TESSERA_RETURN_IF_ERROR(t.engine->SwapInAverages());
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor average,
+                             t.engine->Parameter("in.weight"));
+    absl::StrAppend(&skipped, PrintOf(average));
+    TESSERA_RETURN_IF_ERROR(t.engine->SwapOutAverages());
+  }
+  TESSERA_ASSIGN_OR_RETURN(std::string parameters, t.Finish());
+  return absl::StrCat(parameters, "\nsteps ", skipped);
+}
+
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;

@@ -29,6 +29,47 @@
 namespace tessera {
 namespace {
 
+// Trains `steps` steps from `first` on; saves at the end, or loads before.
+// Returns the parameters at the end.
+TESSERA_RANK_FUNCTION(TrainWith) {
+  const Words words(args);
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(BuildModel("Mlp", world.rank()), ConfigOf(words),
+                               world.communicator()));
+  if (!words.Get("load").empty()) {
+    TESSERA_RETURN_IF_ERROR(
+        t.engine->LoadCheckpoint(words.Get("load")).status());
+  }
+  const int first = std::stoi(words.Get("first", "0"));
+  const int steps = std::stoi(words.Get("steps", "3"));
+  const int accumulation = std::stoi(words.Get("accumulation", "1"));
+  for (int i = first * accumulation; i < (first + steps) * accumulation; ++i) {
+    const int of = words.Get("data") == "same" ? 0 : world.rank();
+    TESSERA_RETURN_IF_ERROR(t.engine->Backward(t.model->Loss(of, i)));
+    const bool moved = !words.Get("moved").empty() && i == first * accumulation;
+    if (moved) {
+      OffloadStates states;
+      states.device = "nvme";
+      states.nvme_path = TrainingSpec::SwapFolder();
+      TESSERA_RETURN_IF_ERROR(t.engine->Offload(states));
+    }
+    TESSERA_RETURN_IF_ERROR(t.engine->Step());
+    if (moved) TESSERA_RETURN_IF_ERROR(t.engine->Reload());
+  }
+  if (!words.Get("save").empty()) {
+    SaveOptions options;
+    options.async = !words.Get("async").empty();
+    TESSERA_RETURN_IF_ERROR(
+        t.engine->SaveCheckpoint(words.Get("save"), "", options));
+    if (options.async) {
+      TESSERA_RETURN_IF_ERROR(t.Backward((first + steps) * accumulation));
+      TESSERA_RETURN_IF_ERROR(t.engine->Step());
+      TESSERA_RETURN_IF_ERROR(t.engine->WaitForCheckpoint());
+    }
+  }
+  return t.Finish();
+}
+
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "tests/support/at_start.h"
 #include "tests/support/fork_server.h"
 #include "tests/support/rank_pool.h"
 
@@ -28,6 +29,7 @@ class EndOfRanks : public testing::Environment {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
+  for (auto* function : tessera::StartFunctions()) function();
   tessera::ServeForks();
   tessera::ServeIfRank(&argc, argv);
   testing::InitGoogleTest(&argc, argv);
