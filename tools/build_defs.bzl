@@ -26,7 +26,8 @@ _WARNINGS = [
 ]
 
 # Note [What is precompiled]
-# Libraries and programs have absl precompiled, which saves 0.6 s a file; with
+# Libraries and programs have absl and what generated protobuf code includes
+# precompiled, which saves 0.6 s and 0.3 s a file; with
 # torch_pch = True also libtorch, which costs 10 s in every file that includes it,
 # and 0.4 s precompiled.
 #

@@ -48,5 +48,6 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "third_party/protobuf/generated_code.h"
 
 #endif  // TESTING_PCH_TEST_PCH_H_

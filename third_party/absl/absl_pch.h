@@ -34,4 +34,6 @@
 #include <utility>
 #include <vector>
 
+#include "third_party/protobuf/generated_code.h"
+
 #endif  // THIRD_PARTY_ABSL_ABSL_PCH_H_
