@@ -50,6 +50,11 @@ absl::StatusOr<std::optional<proto::CheckpointManifest>> FindManifest(
   for (const RunStep& one : steps) {
     manifest = read(absl::StrCat(dir, "/", StepFolderName(one.step)));
     if (manifest.ok()) return *std::move(manifest);
+    // Removed or damaged since it was listed: the one before counts.
+    if (!absl::IsNotFound(manifest.status()) &&
+        !absl::IsDataLoss(manifest.status())) {
+      return manifest.status();
+    }
   }
   return std::nullopt;
 }

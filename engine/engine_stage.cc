@@ -110,7 +110,7 @@ absl::Status Engine::Impl::ChooseStage(absl::Span<const UnitPlan> units,
 // process holds is not known here.
 void Engine::Impl::LimitLive(absl::Span<const FlatPlan> flats) {
   const int64_t limit = config_.sharding().memory_limit_bytes();
-  if (limit == 0 || model_.stage() < 3) return;
+  if (limit == 0 || model_.stage() < 3 || flats.empty()) return;
   const int group_size = settings_.shard_group_size;
   const int reshard = config_.sharding().reshard_group_size();
   const bool on_cpu = flats[0].parameters[0].tensor.device().is_cpu();

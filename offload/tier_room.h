@@ -2,8 +2,7 @@
 // in a tier:
 //
 //   kHost   pinned memory of the host, of a unit on a device. A step works on
-//   it
-//           there: Host
+//           it there: Host
 //   kDisk   an extent of the rank's swap file. A step streams it through a few
 //           small buffers (offload/update_stream.h)
 //

@@ -246,6 +246,13 @@ TEST_P(TieredBufferTest, RaisedIsForItsScope) {
     EXPECT_FALSE(buffer.in_memory());
   }
   ExpectHolds(&buffer, torch::full({10}, 8.f));
+  {
+    TESSERA_ASSERT_OK_AND_ASSIGN(Raised raised, Raised::Of(&buffer));
+    raised.View().fill_(9);
+    TESSERA_EXPECT_OK(raised.Commit());
+    EXPECT_FALSE(buffer.in_memory());
+  }
+  ExpectHolds(&buffer, torch::full({10}, 9.f));
   TieredBuffer none;
   TESSERA_EXPECT_OK(Raised::Of(nullptr));
   TESSERA_EXPECT_OK(Raised::Of(&none));

@@ -195,6 +195,9 @@ void UpdateStream::Prefetch(
   std::deque<std::shared_ptr<Unit>> predicted;
   for (const std::vector<TieredBuffer*>& states : units) {
     TESSERA_CHECK(static_cast<int64_t>(states.size()) <= options_.most_states);
+    for (const TieredBuffer* const state : states) {
+      TESSERA_CHECK(state->room().disk() == disk_) << state->what();
+    }
     auto unit = Unit::Reading(states);
     if (unit->numel > 0) predicted.push_back(std::move(unit));
   }

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/check.h"
 #include "base/trace/trace.h"
 
 namespace tessera {
@@ -19,6 +20,8 @@ std::shared_ptr<StreamUnit> StreamUnit::Of(StreamedUpdate update, bool early) {
   for (const StreamedUpdate::State& each : update.states) {
     const TierRoom& room = each.buffer->room();
     const bool to_next = early && each.written;
+    TESSERA_CHECK(!to_next || each.buffer->next().defined())
+        << each.buffer->what();
     unit->places.push_back({room.extent(),
                             (to_next ? each.buffer->next() : room).extent(),
                             room.zeros()});

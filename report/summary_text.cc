@@ -30,6 +30,7 @@ void AddSteps(const TraceSummary& summary, std::string* text) {
 
 // Adds only what occurred.
 void AddRest(const TraceSummary& summary, std::string* text) {
+  if (summary.steps.empty()) return;
   std::vector<const StepSummary*> steps;
   for (const StepSummary& step : summary.steps) steps.push_back(&step);
   const StepSummary mean = MeanOf(steps);

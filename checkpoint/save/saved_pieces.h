@@ -43,8 +43,8 @@ struct SavedPiece {
   // The buffer that has them, where they are not in memory: its elements
   // `part`. `elements` is undefined then, and they do not change before Detach.
   const TieredBuffer* elsewhere = nullptr;
-  // If `decode` is set, the elements above are blocks of `format`: `part` of a
-  // state. Float32 numbers are written; `decode` makes the first `numel` of
+  // The format of the elements. If `decode` is set, they are blocks: `part` of
+  // a state. Float32 numbers are written; `decode` makes the first `numel` of
   // `blocks`.
   ElementFormat format;
   std::function<void(const char* blocks, int64_t numel, float* to)> decode;
@@ -57,12 +57,11 @@ struct SavedPiece {
   int64_t bytes() const {
     if (decode) return part.numel() * static_cast<int64_t>(sizeof(float));
     return elements.defined() ? static_cast<int64_t>(elements.nbytes())
-                              : elsewhere->format().BytesOf(part.numel());
+                              : format.BytesOf(part.numel());
   }
   // Reads bytes [begin, begin + bytes) of what `elsewhere` has. Blocking.
   absl::Status ReadElsewhere(int64_t begin, int64_t bytes, char* to) const {
-    return elsewhere->ReadBytes(elsewhere->format().BytesOf(part.begin) + begin,
-                                bytes, to);
+    return elsewhere->ReadBytes(format.BytesOf(part.begin) + begin, bytes, to);
   }
 };
 

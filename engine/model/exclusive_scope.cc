@@ -113,8 +113,8 @@ absl::Status ExclusiveScope::Enter(absl::Status mine, FlatParameter* flat) {
 
 absl::Status ExclusiveScope::Prepare() {
   const TraceScope trace(TraceTrack::kStep, "let go of all units");
-  guard_->BeforeChange();
   LetGo(guard_);
+  guard_->BeforeChange();
   // All of them, whatever becomes of some: which updates are behind us is to be
   // the same on all ranks (AwaitOwners).
   absl::Status status;
@@ -137,8 +137,8 @@ absl::Status ExclusiveScope::Begin(absl::Status mine) {
 absl::Status ExclusiveScope::BeginOne(FlatParameter* flat) {
   DropEarly(guard_);
   TESSERA_RETURN_IF_ERROR(Enter(absl::OkStatus(), flat));
-  guard_->BeforeChange();
   LetGo(guard_);
+  guard_->BeforeChange();
   const absl::Status agreed = guard_->comm()->AgreeOk(
       CatchTorch(where_, [&] { return flat->PrepareUpdate(); }), where_);
   if (!agreed.ok()) Dismiss();

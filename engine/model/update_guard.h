@@ -27,8 +27,9 @@ class UpdateGuard {
               std::function<void()> before_change = nullptr)
       : model_(model), life_(life), before_change_(std::move(before_change)) {}
 
-  // ---- How ranks get values, as Engine::Create chooses. ---- The ranks of a
-  // host have one working copy.
+  // ---- How ranks get values, as Engine::Create chooses.
+
+  // The ranks of a host have one working copy.
   void SetOneCopy() { one_copy_ = true; }
   // Ranks read each other's shards; without this, gathers are collectives.
   void SetServed(std::shared_ptr<ServedGathers> served) {

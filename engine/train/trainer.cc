@@ -186,7 +186,7 @@ absl::StatusOr<bool> Trainer::AnyRankHasData(bool this_rank) {
   TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<uint8_t> all,
-      AllGatherValue<uint8_t>(guard_->comm(), this_rank ? 1 : 0,
+      AllGatherValue<uint8_t>(guard_->model().data(), this_rank ? 1 : 0,
                               CommTag{"data left"}));
   return std::find(all.begin(), all.end(), 1) != all.end();
 }

@@ -8,8 +8,7 @@
 // taken
 //
 //   - by Step n + 1, at its start, on all ranks, where more depends on it than
-//   a
-//     report: the number of steps, the rate and the divisor. By then a whole
+//     a report: the number of steps, the rate and the divisor. By then a whole
 //     forward and backward have been given to the device behind it; a host that
 //     is even further ahead waits there, which costs the device nothing.
 //   - by whoever asks (AwaitOutcome), on that rank alone. So nothing that ranks

@@ -108,7 +108,7 @@ absl::Status Trainer::OptimizerStep() {
   gradients.Enter();
   absl::StatusOr<StepOutcome> outcome =
       StepShards(guard_->model().flats(), &gradients, divisor, options,
-                 &optimizer, guard_->comm());
+                 &optimizer, guard_->model().data());
   if (!outcome.ok()) {
     if (optimizer.half_stepped()) guard_->life().Lose(outcome.status());
     return exclusive.Fail(outcome.status());

@@ -294,7 +294,7 @@ class StopTest : public testing::TestWithParam<StopCase> {};
 TEST_P(StopTest, TheOthersNameItTheCollectiveAndTheUnit) {
   const auto [stage, rank0_hosts, hours] = GetParam();
   const int victim = rank0_hosts ? 0 : 1;
-  constexpr absl::Duration kTimeout = absl::Seconds(3);
+  constexpr absl::Duration kTimeout = absl::Seconds(5);
   Folder folder;
   const TempFolder clock_folder;
   MovedClock clock(clock_folder.path() + "/clock");
@@ -331,7 +331,7 @@ TEST_P(StopTest, TheOthersNameItTheCollectiveAndTheUnit) {
             ContainsRegex("(unit|agreement|broadcast|parameters|checkpoint)"),
             ContainsRegex(" #[0-9]+ \\((pull|all-gather|reduce-scatter sum|"
                           "all-reduce sum|broadcast from rank 0|agreement)"),
-            HasSubstr("has not ended within 3s: "),
+            HasSubstr("has not ended within 5s: "),
             ContainsRegex(absl::StrCat(
                 "rank ", victim,
                 " has not (come|sent its shard [0-9]+ of version [0-9]+) \\(")),

@@ -103,9 +103,11 @@ bool ReceiveRequest(int socket, Child* child) {
     return false;
   }
   const cmsghdr* const control = CMSG_FIRSTHDR(&message.header);
-  if (control == nullptr) return false;
+  if (control == nullptr && request.fds > 0) return false;
   int fds[kMostFds];
-  memcpy(fds, CMSG_DATA(control), request.fds * sizeof(int));
+  if (request.fds > 0) {
+    memcpy(fds, CMSG_DATA(control), request.fds * sizeof(int));
+  }
   for (size_t i = 0; i < request.fds; ++i) {
     child->fds.emplace_back(fds[i], request.numbers[i]);
   }

@@ -101,8 +101,8 @@ absl::StatusOr<pid_t> RankPool::StartProcess(const Environment& env,
   child.argv = OwnArgv();
   child.env = env;
   child.fds = {{stderr_fd, STDERR_FILENO}, {socket_fd, kWorkerSocket}};
-  const bool may_fork =
-      options_.threads_per_rank == 1 && options_.backend != "nccl";
+  const bool may_fork = !options_.by_exec && options_.threads_per_rank == 1 &&
+                        options_.backend != "nccl";
   return may_fork ? ForkSelf(child) : SpawnSelf(child);
 }
 

@@ -79,6 +79,8 @@ struct RankPoolOptions {
   // The host of each rank. Empty: DefaultMemoryGroup.
   std::vector<int> hosts;
   int threads_per_rank = 1;
+  // Ranks have no pages that forks of one process share.
+  bool by_exec = false;
 };
 
 class RankPool {

@@ -29,9 +29,9 @@ LIBTORCH = {root}
 
 # Linked by the real folder, so that libtorch's own run path (../../nvidia/...)
 # and its bundled libgomp work; "no-as-needed", because kernels register
-# themselves and no symbol of ours asks for them. Whoever runs on a GPU names
-# CUDA's symbols too (NCCL's group, streams): others are spared its library,
-# which takes 0.1 s of a processor to load.
+# themselves and no symbol of ours asks for them. CUDA's library
+# takes 0.1 s of a processor to load: it is for those who name something of it,
+# and for //optim/cuda.
 LIBTORCH_LINKOPTS = [
     "-L{lib}",
     "-Wl,-rpath,{lib}",
