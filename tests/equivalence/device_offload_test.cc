@@ -1,6 +1,5 @@
-// States on the host, or moved there for a while, while the net is on a device
-// without hardware: what is called between steps finds them wherever they are,
-// and a checkpoint goes from any tier to any other.
+// States on the host of a net on a device without hardware: calls between steps
+// find them wherever they are, a checkpoint goes from any tier to any other.
 #include <memory>
 #include <string>
 #include <utility>
@@ -347,18 +346,15 @@ TEST(DeviceOffload, AForwardBeforeTheStepSeesTheOldValues) {
       return RankPool::Get(2)->Run("LooksBeforeTheStep", TextOf(way));
     };
     const Answers expected = losses(0);
-    for (const int offload : {1, 2, 3}) {
-      ExpectSame(expected, losses(offload));
-    }
+    for (const int offload : {1, 2, 3}) ExpectSame(expected, losses(offload));
   }
 }
 
 TEST(DeviceOffload, ARefusedStepIsMadeLater) {
   for (const int stage : {1, 3}) {
     const std::string way = TextOf(WayOf(stage, kBf16, 0));
-    RankPool* const pool = RankPool::Get(1);
-    ExpectSame(pool->Run("StepsAfterARefusal", way + "|"),
-               pool->Run("StepsAfterARefusal", way + "|refused"));
+    ExpectSame(RankPool::Get(1)->Run("StepsAfterARefusal", way + "|"),
+               RankPool::Get(1)->Run("StepsAfterARefusal", way + "|refused"));
   }
 }
 

@@ -365,8 +365,6 @@ TEST_F(MultihostTest, WhatLeavesAHost) {
       ASSERT_TRUE(
           absl::SimpleAtod(line.substr(line.find(": ") + 2), &sent[host]));
       sent[host] /= kReducedBytes;
-      std::printf("%s: host %d sends %.2f tensors\n", backend, host,
-                  sent[host]);
     }
     const bool gloo = backend_ == "gloo";
     EXPECT_NEAR(std::max(sent[0], sent[1]), gloo ? 2 : 1.5, 0.15);
