@@ -31,7 +31,7 @@ LIBTORCH = {root}
 # and its bundled libgomp work; "no-as-needed", because kernels register
 # themselves and no symbol of ours asks for them. CUDA's library
 # takes 0.1 s of a processor to load: it is for those who name something of it,
-# and for //optim/cuda.
+# or say that they run its kernels.
 LIBTORCH_LINKOPTS = [
     "-L{lib}",
     "-Wl,-rpath,{lib}",
@@ -45,6 +45,11 @@ LIBTORCH_CUDA_LINKOPTS = [
     "-Wl,--push-state,--as-needed",
     "-ltorch_cuda",
     "-lc10_cuda",
+    "-Wl,--pop-state",
+]
+LIBTORCH_CUDA_KERNELS_LINKOPTS = [
+    "-Wl,--push-state,--no-as-needed",
+    "-ltorch_cuda",
     "-Wl,--pop-state",
 ]
 '''
