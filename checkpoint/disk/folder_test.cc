@@ -138,10 +138,14 @@ TEST_F(FolderTest, AFileThatMayNotGrow) {
   const File file = Opened().CreateFile("file").value();
   rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  static volatile sig_atomic_t ends = 0;
+  const auto handler = signal(SIGXFSZ, [](int) { ends = 1; });
   const rlimit small = {1000, before.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
   const absl::Status status = file.WriteAt(0, std::string(3000, 'x'));
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  signal(SIGXFSZ, handler);
+  EXPECT_EQ(ends, 0);
   EXPECT_THAT(std::string(status.message()), HasSubstr("File too large"));
   sigset_t mask, pending;
   sigprocmask(SIG_BLOCK, nullptr, &mask);

@@ -52,6 +52,7 @@ TEST(MeshTest, TheLastAxisVariesFastest) {
     for (int shard = 0; shard < 3; ++shard) {
       for (int tp = 0; tp < 2; ++tp, ++rank) {
         const Meshed m = OfRank(rank);
+        if (HasFailure()) return;
         EXPECT_EQ(m.mesh->coordinate("dp_replicate"), replicate);
         EXPECT_EQ(m.mesh->coordinate("dp_shard"), shard);
         EXPECT_EQ(m.mesh->coordinate("tp"), tp);
