@@ -214,7 +214,7 @@ class FlatParameter final : public FlatDescription,
   bool free_when_unpinned_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);   // to be gathered
   absl::Status blocked_ ABSL_GUARDED_BY(mutex_);  // Summoning::BeginElsewhere
-  // Of the gather that a trace records; 0: it records none.
+  // A trace records the gather that began then; 0: it records none.
   int64_t gather_begun_ ABSL_GUARDED_BY(mutex_) = 0;
   bool gathered_ahead_ ABSL_GUARDED_BY(mutex_) = false;
 };
