@@ -20,6 +20,10 @@ struct RecomputeReport {
   // Modules whose activations have to be kept, since Create, as "[blocks.3]
   // why".
   std::vector<std::string> unable;
+  // What had other bits when it was computed again, and is kept while the rest
+  // of its module is given up, since Create, as "[blocks.3] keeps what has
+  // other bits when it is computed again: my::op (16 bytes)".
+  std::vector<std::string> held;
 };
 
 }  // namespace tessera

@@ -11,8 +11,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/all_gather_values.h"
 
@@ -32,7 +34,7 @@ void RecomputedUnits::Module::Close(Region* region) {
   // No forward: a program looks at parameters, or writes them.
   if (!region->saved()) return region->KeepAll(nullptr);
   if (!shared_->options.recomputes) return Move(region);
-  const int64_t bytes = region->Prepare();
+  int64_t bytes = region->Prepare(HeldOf(region->signature()));
   std::string unable = region->spoilt();
   if (!closed_.exchange(true)) AgreeAtFirst(bytes, &unable);
   if (!unable.empty()) Keep(unable);
@@ -41,7 +43,9 @@ void RecomputedUnits::Module::Close(Region* region) {
   const int64_t counted = agreed_bytes_ > 0 ? agreed_bytes_.load() : bytes;
   if (counted > 0 && !is_kept_) {
     token = shared_->TryKeep(counted);
-    if (token == nullptr && Check(region)) return GiveUp(region, bytes);
+    if (token == nullptr && Check(region, &bytes)) {
+      return GiveUp(region, bytes);
+    }
   }
   KeepAll(region, bytes, token);
 }
@@ -76,7 +80,13 @@ void RecomputedUnits::Module::AgreeAtFirst(int64_t bytes, std::string* unable) {
   }
 }
 
-bool RecomputedUnits::Module::Check(Region* region) {
+std::vector<int> RecomputedUnits::Module::HeldOf(uint64_t signature) const {
+  absl::MutexLock lock(&shared_->mutex);
+  const auto it = verified_.find(signature);
+  return it == verified_.end() ? std::vector<int>() : it->second;
+}
+
+bool RecomputedUnits::Module::Check(Region* region, int64_t* bytes) {
   const ReplayChecks checks = shared_->options.checks;
   if (checks == ReplayChecks::kNever) return true;
   bool all_do = checks == ReplayChecks::kAlways;
@@ -86,16 +96,65 @@ bool RecomputedUnits::Module::Check(Region* region) {
     if (!all_do && verified_.contains(region->signature())) return true;
   }
   if (!all_do && MayGather()) return false;
-  absl::Status same = region->Verify();
-  Communicator* const group = all_do ? Group() : nullptr;
-  if (group != nullptr) {
-    same = group->AgreeOk(same, absl::StrCat("activations of ", name_));
+  absl::StatusOr<std::vector<int>> other = region->Verify();
+  if (Group() != nullptr) {
+    other = Agree(std::move(other), region->num_operators(), all_do);
   }
-  if (!same.ok() && !OfTheModule(same)) ThrowIfError(same);
-  if (!same.ok()) Keep(same.message());
+  if (!other.ok() && !OfTheModule(other.status())) {
+    ThrowIfError(other.status());
+  }
+  if (!other.ok()) Keep(other.status().message());
+  if (other.ok() && !other->empty()) {
+    std::string told;
+    *bytes -= region->Hold(*other, &told);
+    Tell(told);
+  }
   absl::MutexLock lock(&shared_->mutex);
-  verified_.insert(region->signature());
-  return same.ok();
+  // With kAlways some may be held already.
+  std::vector<int>& held = verified_[region->signature()];
+  if (other.ok()) held.insert(held.end(), other->begin(), other->end());
+  return other.ok();
+}
+
+// All ranks hold what has other bits on any of them.
+absl::StatusOr<std::vector<int>> RecomputedUnits::Module::Agree(
+    absl::StatusOr<std::vector<int>> other, int num_operators, bool all_do) {
+  const auto differ = [](absl::string_view ranks) {
+    return absl::DataLossError(
+        absl::StrCat("runs other operators than ", ranks,
+                     ", and what they made has other bits when it is computed "
+                     "again"));
+  };
+  if (!all_do) {
+    return !other.ok() || other->empty() ? other : differ("at first");
+  }
+  const std::string what = absl::StrCat("activations of ", name_);
+  TESSERA_RETURN_IF_ERROR(Group()->AgreeOk(other.status(), what));
+  other->insert(other->begin(), num_operators);
+  TESSERA_ASSIGN_OR_RETURN(const auto all,
+                           AllGatherLists(Group(), *other, {what}));
+  std::vector<int> any;
+  bool same = true;
+  for (const std::vector<int>& theirs : all) {
+    same &= theirs[0] == all[0][0];
+    any.insert(any.end(), theirs.begin() + 1, theirs.end());
+  }
+  return same || any.empty()
+             ? any
+             : absl::StatusOr<std::vector<int>>(differ("on other ranks"));
+}
+
+void RecomputedUnits::Module::Tell(absl::string_view held) {
+  std::string text = absl::StrCat(
+      "[", name_,
+      "] keeps what has other bits when it is computed again: ", held);
+  absl::MutexLock lock(&shared_->mutex);
+  std::vector<std::string>& told = shared_->report.held;
+  const bool known = std::any_of(
+      told.begin(), told.end(),
+      [&](const std::string& each) { return absl::EndsWith(each, held); });
+  if (!known) TESSERA_LOG(INFO) << "activation_checkpointing: " << text;
+  told.push_back(std::move(text));
 }
 
 bool RecomputedUnits::Module::MayGather() const {

@@ -10,10 +10,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "comm/communicator.h"
@@ -82,8 +84,15 @@ class RecomputedUnits::Module {
   Communicator* Group() const;
   // See Note [Ranks give up the same] in the .cc.
   void AgreeAtFirst(int64_t bytes, std::string* unable);
-  // Whether the region's tape makes what the forward made.
-  bool Check(Region* region);
+  // Whether the region's tape makes what the forward made; what it does not
+  // make is held, and no longer among the `bytes` that are given up.
+  bool Check(Region* region, int64_t* bytes);
+  // Of all ranks, what of a tape of so many operators has other bits.
+  absl::StatusOr<std::vector<int>> Agree(absl::StatusOr<std::vector<int>> other,
+                                         int num_operators, bool all_do);
+  // The memories of such a tape that are held.
+  std::vector<int> HeldOf(uint64_t signature) const;
+  void Tell(absl::string_view held);
   // Whether its parameters may have to be gathered, together with the other
   // ranks.
   bool MayGather() const;
@@ -98,7 +107,8 @@ class RecomputedUnits::Module {
   std::atomic<bool> closed_{false};  // once
   // The most bytes that any rank had at first, where the ranks agree on it.
   std::atomic<int64_t> agreed_bytes_{0};
-  absl::flat_hash_set<uint64_t> verified_;  // by shared_->mutex
+  // Of each tape that was compared, what of it is held; by shared_->mutex.
+  absl::flat_hash_map<uint64_t, std::vector<int>> verified_;
 };
 
 }  // namespace tessera

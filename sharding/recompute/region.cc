@@ -7,12 +7,15 @@
 // unpacked is autograd's alone then, and freed with its node.
 #include "sharding/recompute/region.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
 #include "base/torch/saved_version.h"
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
@@ -99,7 +102,7 @@ std::shared_ptr<SavedSlot> Region::Save(const at::Tensor& tensor,
   return slot;
 }
 
-int64_t Region::Prepare() {
+int64_t Region::Prepare(absl::Span<const int> other) {
   if (!tape_.spoilt().empty()) return 0;
   std::vector<int> wanted;
   std::vector<std::shared_ptr<Saved>> slots;
@@ -111,6 +114,9 @@ int64_t Region::Prepare() {
     if (memory < 0 || tape_.IsUnfilled(memory)) {
       held_.push_back(weak);
       continue;
+    }
+    if (std::find(other.begin(), other.end(), memory) != other.end()) {
+      tape_.Hold(memory, slot->alias_);
     }
     wanted.push_back(memory);
     slots.push_back(std::move(slot));
@@ -133,20 +139,74 @@ int64_t Region::Prepare() {
   return bytes;
 }
 
-absl::Status Region::Verify() {
+// What was saved in the memory and is not what was `made` for it; null:
+// nothing.
+const Region::Saved* Region::FindOther(int memory,
+                                       const c10::Storage& made) const {
+  for (size_t i = 0; i < given_up_.size(); ++i) {
+    if (tape_.wanted(i) != memory) continue;
+    const auto slot = given_up_[i].lock();
+    if (slot == nullptr || slot->version_.changed()) continue;
+    if (!SameBits(slot->alias_, slot->place_.Over(made))) return slot.get();
+  }
+  return nullptr;
+}
+
+// What differs is replaced by what forward made, so that what is computed from
+// it does not differ for that reason.
+absl::StatusOr<std::vector<int>> Region::Verify() {
+  std::vector<int> other;
+  absl::flat_hash_set<int> seen;
   absl::Status same;
-  const absl::Status run = CatchTorch(tape_.name(), [&] {
-    const std::vector<c10::Storage> restored = tape_.Replay();
+  TESSERA_RETURN_IF_ERROR(CatchTorch(tape_.name(), [&] {
+    const auto compare = [&](int memory, c10::Storage* made) {
+      seen.insert(memory);
+      const Saved* const saved = FindOther(memory, *made);
+      if (saved == nullptr) return;
+      *made = saved->alias_.storage();
+      if (!saved->alias_.is_floating_point() && !saved->alias_.is_complex()) {
+        other.push_back(memory);
+        return;
+      }
+      for (const int each : tape_.MadeWith(memory)) other.push_back(each);
+    };
+    const std::vector<c10::Storage> restored = tape_.Replay(compare);
     for (size_t i = 0; i < given_up_.size() && same.ok(); ++i) {
-      const auto slot = given_up_[i].lock();
-      if (slot == nullptr || slot->version_.changed()) continue;
-      if (SameBits(slot->alias_, slot->place_.Over(restored[i]))) continue;
+      const int memory = tape_.wanted(i);
+      if (!seen.insert(memory).second) continue;
+      if (FindOther(memory, restored[i]) == nullptr) continue;
       same = absl::DataLossError(
-          absl::StrCat("what ", tape_.MakerOf(i),
+          absl::StrCat("what ", tape_.MakerOf(memory),
                        " made has other bits when it is computed again"));
     }
-  });
-  return run.ok() ? same : run;
+  }));
+  TESSERA_RETURN_IF_ERROR(same);
+  return other;
+}
+
+int64_t Region::Hold(absl::Span<const int> other, std::string* told) {
+  const absl::flat_hash_set<int> memories(other.begin(), other.end());
+  absl::btree_map<std::string, int64_t> bytes_of;
+  absl::flat_hash_set<int> counted;
+  int64_t bytes = 0;
+  std::vector<int> wanted;
+  for (size_t i = 0; i < given_up_.size(); ++i) {
+    wanted.push_back(tape_.wanted(i));
+    const auto slot = given_up_[i].lock();
+    if (slot == nullptr || !memories.contains(wanted.back())) continue;
+    held_.push_back(std::exchange(given_up_[i], {}));
+    if (!counted.insert(wanted.back()).second) continue;
+    tape_.Hold(wanted.back(), slot->alias_);
+    const auto size = static_cast<int64_t>(slot->alias_.storage().nbytes());
+    bytes_of[tape_.MakerOf(wanted.back())] += size;
+    bytes += size;
+  }
+  tape_.Close(wanted, outside_);
+  *told =
+      absl::StrJoin(bytes_of, ", ", [](std::string* text, const auto& each) {
+        absl::StrAppend(text, each.first, " (", each.second, " bytes)");
+      });
+  return bytes;
 }
 
 void Region::GiveUp() {

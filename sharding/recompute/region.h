@@ -20,8 +20,10 @@
 #include "ATen/core/Tensor.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "offload/activation_store.h"
 #include "sharding/dispatch/operator_info.h"
 #include "sharding/recompute/outside_tensor.h"
@@ -70,12 +72,19 @@ class Region final : public RecomputedPart {
   // KeepAll.
 
   // Returns the bytes that could be given up; 0: none, or the tape is spoilt.
-  int64_t Prepare();
+  // The memories `other` (of Verify of an equal tape) are held.
+  int64_t Prepare(absl::Span<const int> other = {});
   const std::string& spoilt() const { return tape_.spoilt(); }
   uint64_t signature() const { return tape_.signature(); }
-  // Runs the tape and compares the results with what is still held: DataLoss
-  // names the first difference. COLLECTIVE as Tape::Replay.
-  absl::Status Verify();
+  // Runs the tape and compares the results with what is still held. Returns the
+  // memories that have other bits and can be held: of an operator that made
+  // other floating-point numbers all, else only those (a seed that nobody set).
+  // DataLoss names a memory that cannot be held, since it is written again.
+  // COLLECTIVE as Tape::Replay.
+  absl::StatusOr<std::vector<int>> Verify();
+  // Holds these memories as well; returns the bytes that are not given up then.
+  // `told`: their operators and bytes, for messages.
+  int64_t Hold(absl::Span<const int> other, std::string* told);
   void GiveUp();
   // Moves what was not given up to the store, after GiveUp. May throw.
   void MoveHeld();
@@ -91,6 +100,7 @@ class Region final : public RecomputedPart {
 
  private:
   class Saved;
+  const Saved* FindOther(int memory, const c10::Storage& made) const;
   Value Compute(Slot* slot, int64_t task) override;
   void Move(Saved* saved, ActivationStore::Group* group);
   void Fetch(Saved* saved, int64_t task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -236,6 +236,16 @@ bool Tape::Operator::ReadsOutside(const at::Tensor& tensor) const {
   });
 }
 
+std::vector<int> Tape::MadeWith(int memory) const {
+  std::vector<int> made;
+  for (const Operator& op : operators_) {
+    made.clear();
+    for (const Result& result : op.results) made.push_back(result.memory);
+    if (std::find(made.begin(), made.end(), memory) != made.end()) return made;
+  }
+  return {memory};
+}
+
 void Tape::Clear() {
   running_.reset();
   operators_.clear();
@@ -297,13 +307,16 @@ void Tape::Close(absl::Span<const int> wanted, OutsideTensors* outside) {
   operators_ = std::move(kept);
   for (size_t m = 0; m < memories_.size(); ++m) {
     Memory& memory = memories_[m];
-    if (!held_needed[m]) memory.held.reset();
-    if (memory.held.defined()) {
+    if (!held_needed[m]) {
+      memory.held.reset();
+      memory.outside.reset();
+    } else if (memory.outside == nullptr) {
       memory.held_place = TensorPlace(memory.held);
       memory.outside = outside->Of(memory.held);
     }
   }
   by_storage_.Clear();
+  last_used_.clear();
   std::vector<bool> later(memories_.size(), false);
   for (const int memory : wanted_) later[static_cast<size_t>(memory)] = true;
   last_used_.resize(operators_.size());

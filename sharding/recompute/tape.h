@@ -22,6 +22,7 @@
 #define SHARDING_RECOMPUTE_TAPE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -80,16 +81,27 @@ class Tape {
   bool Holds(int memory) const {
     return memories_[static_cast<size_t>(memory)].held.defined();
   }
+  // Sees each memory that one operator alone writes, as soon as it is made, and
+  // may replace it for the operators that follow.
+  using Made = std::function<void(int memory, c10::Storage* made)>;
   // Computes the wanted memories, in Close's order. Throws libtorch's error of
   // a changed version if something from outside has changed, and what the
   // operators throw. Parameters are gathered; COLLECTIVE where their gathers
   // are.
-  std::vector<c10::Storage> Replay() const;
+  std::vector<c10::Storage> Replay(const Made& made = nullptr) const;
+  // Holds the memory of `alias`, as if its maker's results were kept. Close has
+  // to follow, if need be again.
+  void Hold(int memory, const at::Tensor& alias) {
+    memories_[static_cast<size_t>(memory)].held = alias;
+  }
+  // Returns all memories that the memory's maker made.
+  std::vector<int> MadeWith(int memory) const;
   // Moves what the tape holds for Replay to `group`. REQUIRES: Close.
   void MoveHeld(ActivationStore::Group* group);
-  // Returns the name of the operator that made the i-th wanted memory.
-  const std::string& MakerOf(size_t i) const {
-    return memories_[static_cast<size_t>(wanted_[i])].maker;
+  // Returns the i-th wanted memory, and the name of a memory's maker.
+  int wanted(size_t i) const { return wanted_[i]; }
+  const std::string& MakerOf(int memory) const {
+    return memories_[static_cast<size_t>(memory)].maker;
   }
   // Forgets all.
   void Clear();

@@ -58,7 +58,7 @@ void Tape::Run(const Operator& op, std::vector<c10::Storage>* storages) const {
   });
 }
 
-std::vector<c10::Storage> Tape::Replay() const {
+std::vector<c10::Storage> Tape::Replay(const Made& made) const {
   const TraceScope trace(TraceTrack::kMain, "compute again", name_);
   ReplayScope scope;
   // Restores the default generators that the replay sets, for operators that
@@ -79,6 +79,12 @@ std::vector<c10::Storage> Tape::Replay() const {
       generators.Keep(drawn_from->generator());
     }
     Run(operators_[i], &storages);
+    for (const Result& result : operators_[i].results) {
+      const auto m = static_cast<size_t>(result.memory);
+      if (made != nullptr && memories_[m].writers == 1) {
+        made(result.memory, &storages[m]);
+      }
+    }
     for (const int memory : last_used_[i]) {
       storages[static_cast<size_t>(memory)] = c10::Storage();
     }

@@ -1,7 +1,12 @@
 // What a module's operators may be: what raw pointers made, functions of the
 // user's, what cannot be computed again, what changes before backward.
 #include <algorithm>
+#include <string>
+#include <tuple>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "sharding/dispatch/operator_watch.h"
 #include "tests/recompute/recomputed_util.h"
 #include "torch/csrc/autograd/custom_function.h"
 
@@ -153,27 +158,90 @@ TEST_F(RecomputedUnitsTest, FollowsAutogradFunctions) {
 Tensor ScaledByCalls(const Tensor& x) {
   return x * static_cast<double>(1 + drawn++ % 5);
 }
+// Other bits when it is computed again.
+Tensor Unsteady(const Tensor& x) { return ReplayMark::IsSet() ? x * 2 : x * 1; }
+// As attention that drops nothing: a seed that nobody has set.
+std::tuple<Tensor, Tensor> Seeded(const Tensor& x) {
+  return {x * 3, torch::full({}, drawn++, torch::kLong)};
+}
 Tensor ScaledSilently(const Tensor& x) { return x * 2; }
 
 TORCH_LIBRARY(recomputed_units_test, m) {
   m.def("scaled_by_calls(Tensor x) -> Tensor");
+  m.def("unsteady(Tensor x) -> Tensor");
+  m.def("seeded(Tensor x) -> (Tensor, Tensor)");
   m.def("scaled_silently",
         torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(ScaledSilently)));
 }
 TORCH_LIBRARY_IMPL(recomputed_units_test, CPU, m) {
   m.impl("scaled_by_calls", &ScaledByCalls);
+  m.impl("unsteady", &Unsteady);
+  m.impl("seeded", &Seeded);
 }
 
-TEST_F(RecomputedUnitsTest, KeepsAModuleWhoseBitsDiffer) {
+// An operator's result that has other bits is kept, the rest is not.
+TEST_F(RecomputedUnitsTest, KeepsWhatHasOtherBits) {
   const auto middle = [](const Tensor& h) {
-    return h * Call("recomputed_units_test::scaled_by_calls", h.detach());
+    return h * Call("recomputed_units_test::unsteady", h.detach());
   };
+  ExpectSameTraining([&](Trained& run) { SetMiddle(run, middle); });
+  const RecomputeReport report = ReportOf(middle);
+  EXPECT_EQ(report.given_up, kBlocks);
+  EXPECT_THAT(report.unable, IsEmpty());
+  ASSERT_EQ(report.held.size(), static_cast<size_t>(kBlocks));
+  const int64_t bytes = 4 * kDim * kTokens * 4;
+  EXPECT_EQ(report.held[1],
+            absl::StrCat("[blocks.1] keeps what has other bits when it is "
+                         "computed again: recomputed_units_test::unsteady (",
+                         bytes, " bytes)"));
+  EXPECT_EQ(report.given_up_bytes, ReportOf([](const Tensor& h) {
+                                     return h * at::mul(h.detach(), 1);
+                                   }).given_up_bytes -
+                                       kBlocks * bytes);
+}
+
+struct SeededFunction : torch::autograd::Function<SeededFunction> {
+  static Tensor forward(torch::autograd::AutogradContext* context,
+                        const Tensor& x) {
+    const auto [out, seed] =
+        c10::Dispatcher::singleton()
+            .findSchemaOrThrow("recomputed_units_test::seeded", "")
+            .typed<decltype(Seeded)>()
+            .call(x);
+    context->save_for_backward({out, seed});
+    context->saved_data["seed"] = seed.item<int64_t>();
+    return out.sin();
+  }
+  static torch::autograd::tensor_list backward(
+      torch::autograd::AutogradContext* context,
+      const torch::autograd::tensor_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    EXPECT_EQ(saved[1].item<int64_t>(), context->saved_data["seed"].toInt());
+    return {gradients[0] * 3 * saved[0].cos()};
+  }
+};
+
+// Where the numbers are the same the seed alone is kept.
+TEST_F(RecomputedUnitsTest, KeepsASeedThatNobodySet) {
+  const auto middle = [](const Tensor& h) { return SeededFunction::apply(h); };
+  ExpectSameTraining([&](Trained& run) { SetMiddle(run, middle); });
+  const RecomputeReport report = ReportOf(middle);
+  EXPECT_EQ(report.given_up, kBlocks);
+  ASSERT_EQ(report.held.size(), static_cast<size_t>(kBlocks));
+  EXPECT_THAT(report.held[0], HasSubstr("seeded (8 bytes)"));
+}
+
+TEST_F(RecomputedUnitsTest, KeepsAModuleThatWritesAgainWhatHasOtherBits) {
+  const auto middle = [](const Tensor& h) {
+    return h * Call("recomputed_units_test::unsteady", h.detach()).add_(1);
+  };
+  ExpectSameTraining([&](Trained& run) { SetMiddle(run, middle); });
   const RecomputeReport report = ReportOf(middle);
   EXPECT_EQ(report.given_up, 0);
   ASSERT_EQ(report.unable.size(), static_cast<size_t>(kBlocks));
   EXPECT_THAT(report.unable[1],
               AllOf(HasSubstr("[blocks.1] what "),
-                    HasSubstr("scaled_by_calls made has other bits")));
+                    HasSubstr("unsteady made has other bits")));
 }
 
 TEST_F(RecomputedUnitsTest, KeepsAModuleWithAnOperatorThatMayWrite) {

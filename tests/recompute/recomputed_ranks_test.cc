@@ -178,9 +178,10 @@ TEST(RecomputedRanksTest, GiveUpTheSame) {
       {"rows always", "4 4 4 "},
       {"empty", "4 4 4 "},
       {"empty budget", "3 3 3 "},
-      // One rank's block has other bits, or an operator that may write.
-      {"unsteady", "3 3 3 "},
-      {"unsteady always", "3 3 3 "},
+      // One rank's block has other bits, of which all keep a part; or an
+      // operator that may write.
+      {"unsteady", "4 4 4 "},
+      {"unsteady always", "4 4 4 "},
       {"silent", "3 3 3 "},
       {"budget", "3 3 3 "},
       {"rows budget", "3 3 3 "},
