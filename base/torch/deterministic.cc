@@ -1,5 +1,6 @@
 #include "base/torch/deterministic.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <string>
@@ -142,6 +143,44 @@ absl::Status SetDeterministicCublas() {
       kName, " is '", text,
       "', with which cuBLAS may give other bits from run to run: unset it, or "
       "set it to :4096:8 (or :16:8, less memory), before the program starts"));
+}
+
+std::vector<std::string> UnorderedBackwards(const at::Tensor& loss) {
+  struct Operator {
+    const char *node, *name;
+  };
+  // The fused attentions. With kErrors libtorch takes their ordered backward,
+  // or another attention.
+  static constexpr Operator kOperators[] = {
+      {"ScaledDotProductCudnnAttentionBackward0",
+       "aten::_scaled_dot_product_cudnn_attention"},
+      {"ScaledDotProductFlashAttentionBackward0",
+       "aten::_scaled_dot_product_flash_attention"},
+      {"ScaledDotProductEfficientAttentionBackward0",
+       "aten::_scaled_dot_product_efficient_attention"},
+      {"CudnnAttentionBackward0", "aten::_cudnn_attention_forward"},
+      {"FlashAttentionBackward0", "aten::_flash_attention_forward"},
+      {"EfficientAttentionBackward0", "aten::_efficient_attention_forward"},
+  };
+  std::vector<std::string> found;
+  std::vector<const torch::autograd::Node*> open;
+  absl::flat_hash_set<const torch::autograd::Node*> seen;
+  const auto visit = [&](const torch::autograd::Node* node) {
+    if (node != nullptr && seen.insert(node).second) open.push_back(node);
+  };
+  visit(loss.grad_fn().get());
+  while (!open.empty()) {
+    const torch::autograd::Node& node = *open.back();
+    open.pop_back();
+    const std::string name = node.name();
+    for (const Operator& op : kOperators) {
+      const bool known =
+          std::find(found.begin(), found.end(), op.name) != found.end();
+      if (name == op.node && !known) found.emplace_back(op.name);
+    }
+    for (const auto& edge : node.next_edges()) visit(edge.function.get());
+  }
+  return found;
 }
 
 }  // namespace tessera

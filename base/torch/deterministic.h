@@ -17,6 +17,10 @@
 #ifndef BASE_TORCH_DETERMINISTIC_H_
 #define BASE_TORCH_DETERMINISTIC_H_
 
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 
 namespace tessera {
@@ -49,6 +53,13 @@ class DeterministicScope {
 // environment has no such variable; returns FailedPrecondition if it has
 // another value.
 absl::Status SetDeterministicCublas();
+
+// Returns the operators in the graph of `loss` whose backward adds up in any
+// order on a device while Determinism::kWarns holds, each once, such as
+// "aten::_scaled_dot_product_cudnn_attention". libtorch says so of some of them
+// only. The graph may have been run; what backward runs by itself (nested
+// graphs) is not in it.
+std::vector<std::string> UnorderedBackwards(const at::Tensor& loss);
 
 }  // namespace tessera
 #endif  // BASE_TORCH_DETERMINISTIC_H_

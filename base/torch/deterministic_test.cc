@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ATen/Context.h"
@@ -12,12 +13,16 @@
 #include "c10/util/Exception.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "torch/csrc/autograd/function.h"
+#include "torch/csrc/autograd/functions/utils.h"
 
 namespace tessera {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 
 // Returns the settings, for example "warns cudnn".
 std::string Now() {
@@ -217,6 +222,47 @@ TEST_F(DeterministicTest, CublasIsAskedForUnlessTheUserSaysHow) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("CUBLAS_WORKSPACE_CONFIG is ':0:0'")));
   EXPECT_STREQ(std::getenv(kName), ":0:0");
+}
+
+// A node that is called as libtorch's are.
+struct NamedNode : torch::autograd::Node {
+  explicit NamedNode(std::string name) : called(std::move(name)) {}
+  torch::autograd::variable_list apply(
+      torch::autograd::variable_list&& gradients) override {
+    return std::move(gradients);
+  }
+  std::string name() const override { return called; }
+  const std::string called;
+};
+
+at::Tensor Through(const at::Tensor& x, const std::string& name) {
+  const auto node = std::make_shared<NamedNode>(name);
+  node->set_next_edges(torch::autograd::collect_next_edges(x));
+  at::Tensor y = x.detach().clone();
+  torch::autograd::create_gradient_edge(y, node);
+  return y;
+}
+
+TEST(UnorderedBackwardsTest, AreFoundOnceEachBehindOtherNodes) {
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  at::Tensor y = Through(x * 2, "ScaledDotProductCudnnAttentionBackward0");
+  y = Through(y.exp(), "ScaledDotProductCudnnAttentionBackward0");
+  const at::Tensor z = Through(x, "EfficientAttentionBackward0") + y.sin();
+  const at::Tensor loss = z.sum();
+  const auto both =
+      UnorderedElementsAre("aten::_scaled_dot_product_cudnn_attention",
+                           "aten::_efficient_attention_forward");
+  EXPECT_THAT(UnorderedBackwards(loss), both);
+  loss.backward();
+  EXPECT_THAT(UnorderedBackwards(loss), both);
+}
+
+TEST(UnorderedBackwardsTest, AreNotThoseThatAddInOrder) {
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  EXPECT_THAT(UnorderedBackwards(
+                  Through(x, "ScaledDotProductFlashAttentionForCpuBackward0")),
+              IsEmpty());
+  EXPECT_THAT(UnorderedBackwards(x.detach()), IsEmpty());
 }
 
 }  // namespace

@@ -2,10 +2,14 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/log.h"
+#include "base/torch/deterministic.h"
 #include "base/torch/grad_access.h"
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
@@ -80,7 +84,7 @@ RunWatch::~RunWatch() = default;
 // What cannot be read any more (a loss that is a parameter itself, say) is not
 // looked at.
 void RunWatch::AddLoss(const at::Tensor& loss, int64_t step) {
-  backward_made_ = true;
+  if (!std::exchange(backward_made_, true)) TellUnordered(loss);
   if (!at::isFloatingType(loss.scalar_type())) return;
   if (!told_narrow_) TellNarrow(loss);
   if (told_loss_) return;
@@ -128,6 +132,21 @@ void RunWatch::Tell(double loss, int64_t step) {
          "finite, "
          "lower the learning rate or clip gradients, and go on from a "
          "checkpoint before it (this is said once)";
+}
+
+// Of the first graph alone: to look at one takes a microsecond a node.
+void RunWatch::TellUnordered(const at::Tensor& loss) {
+  const std::string& wanted = config_.sharding().deterministic();
+  if (loss.device().is_cpu() || wanted == "on" || wanted == "off") return;
+  const std::vector<std::string> operators = UnorderedBackwards(loss);
+  if (operators.empty()) return;
+  TESSERA_LOG_RANK0(WARNING)
+      << "Backward: sharding.deterministic is \"auto\", and the backward of "
+      << absl::StrJoin(operators, ", ") << " adds up in any order on "
+      << loss.device()
+      << ", so each run, stage and number of ranks has other last bits; \"on\" "
+         "gives the same bits (with a slower attention), \"off\" is for who "
+         "needs none (this is said once)";
 }
 
 void RunWatch::TellNarrow(const at::Tensor& loss) {

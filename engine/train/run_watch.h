@@ -1,6 +1,6 @@
 // RunWatch: warns, once for each kind, of what goes wrong in a run without an
-// error of any call: a loss that is not finite, a loss of 16 bits, a skipped
-// step, a learning rate that rises again, an engine that never steps. It
+// error of any call: a loss that is not finite, a loss of 16 bits, a backward
+// whose bits are others in each run, a skipped step, a learning rate that rises again, an engine that never steps. It
 // returns an error where too many steps in a row are skipped.
 //
 // It never waits for a device. A loss there is copied to the host
@@ -66,6 +66,7 @@ class RunWatch {
  private:
   struct Look;
   void TellNarrow(const at::Tensor& loss);
+  void TellUnordered(const at::Tensor& loss);
   void Tell(double loss, int64_t step);
   bool HasGradients() const;
 

@@ -23,6 +23,8 @@
 #include "tests/equivalence/device_run.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/temp_folder.h"
+#include "torch/csrc/autograd/function.h"
+#include "torch/csrc/autograd/functions/utils.h"
 
 namespace tessera {
 namespace {
@@ -118,6 +120,47 @@ TEST_P(OutcomeTest, ALossOfTheLastStepThatIsNotFiniteIsSaidByClose) {
               Each(IsOkAndHolds("")));
   EXPECT_THAT(RankPool::Get(2)->stderr_of(1),
               HasSubstr("the loss of this rank in optimizer step 2 is inf"));
+}
+
+// What autograd calls cuDNN's attention. Nothing of it is here but the name.
+struct AttentionNode : torch::autograd::Node {
+  torch::autograd::variable_list apply(
+      torch::autograd::variable_list&& gradients) override {
+    return std::move(gradients);
+  }
+  std::string name() const override {
+    return "ScaledDotProductCudnnAttentionBackward0";
+  }
+};
+
+// Two steps whose backward would add up in any order on a GPU.
+TESSERA_RANK_FUNCTION(UnorderedSteps) {
+  TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
+  for (int step = 0; step < 2; ++step) {
+    const at::Tensor h = run.net->forward(run.x);
+    const auto node = std::make_shared<AttentionNode>();
+    node->set_next_edges(torch::autograd::collect_next_edges(h));
+    at::Tensor loss = h.detach().clone();
+    torch::autograd::create_gradient_edge(loss, node);
+    TESSERA_RETURN_IF_ERROR(run.engine->Backward(loss));
+    TESSERA_RETURN_IF_ERROR(run.engine->Step());
+  }
+  TESSERA_RETURN_IF_ERROR(run.Finish().status());
+  return std::string();
+}
+
+TEST_P(OutcomeTest, ABackwardInAnyOrderIsSaidOnceOfADevice) {
+  for (const bool on_device : {true, false}) {
+    if (!on_device) way_.device = "";
+    EXPECT_THAT(RankPool::Get(1)->Run("UnorderedSteps", TextOf(way_)),
+                Each(IsOkAndHolds("")));
+    const std::string& said = RankPool::Get(1)->stderr_of(0);
+    const auto parts = absl::StrSplit(
+        said,
+        "the backward of aten::_scaled_dot_product_cudnn_attention adds up");
+    EXPECT_EQ(std::distance(parts.begin(), parts.end()), on_device ? 2 : 1)
+        << said;
+  }
 }
 
 // `args` is "way|folder|what". Returns the state after four steps, of which the
