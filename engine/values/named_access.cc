@@ -140,7 +140,7 @@ absl::Status NamedAccess::SetMaster(absl::string_view name,
     TESSERA_RETURN_IF_ERROR(raised.Commit());
     std::vector<bool> changed(flat.parameters().size());
     changed[static_cast<size_t>(place.parameter)] = true;
-    return flat.PublishOwned(changed);
+    return flat.PublishOwned({.parameters = std::move(changed)});
   });
   if (!written.ok()) {
     guard_->FailTiers(written);

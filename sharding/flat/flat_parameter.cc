@@ -205,14 +205,12 @@ absl::Status FlatParameter::PrepareUpdate() {
   return std::exchange(not_written_, absl::OkStatus());
 }
 
-absl::Status FlatParameter::PublishOwned(const std::vector<bool>& changed,
-                                         bool working_written,
-                                         CommFuture updated) {
+absl::Status FlatParameter::PublishOwned(OwnedChange change) {
   const TraceScope trace(TraceTrack::kStep, "publish", name());
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
-  states_->SetUpdated(updated);
-  if (!working_written && !updated.valid()) {
+  states_->SetUpdated(change.updated);
+  if (!change.working_written && !change.updated.valid()) {
     TESSERA_RETURN_IF_ERROR(states_->RoundMasters());
   }
   states_->SetChanged();
@@ -221,13 +219,13 @@ absl::Status FlatParameter::PublishOwned(const std::vector<bool>& changed,
     storages_.Hide();
     ready_ = false;  // the next pin takes the lock, and waits
   }
-  copy_->Publish(std::move(updated));
+  copy_->Publish(std::move(change.updated));
   if (!options().overlap) {
     TESSERA_RETURN_IF_ERROR(traits_.publishes ? AwaitArrival()
                                               : states_->updated().Wait());
   }
   for (size_t i = 0; i < parameters().size(); ++i) {
-    if (!changed.empty() && !changed[i]) continue;
+    if (!change.parameters.empty() && !change.parameters[i]) continue;
     torch::autograd::impl::bump_version(parameters()[i].tensor);
   }
   return absl::OkStatus();

@@ -53,6 +53,16 @@
 
 namespace tessera {
 
+// A change of the owned part of a flat parameter, to be published.
+struct OwnedChange {
+  std::vector<bool> parameters = {};  // which have changed; empty: all
+  // This rank's working shard has the masters' values already.
+  bool working_written = false;
+  // Done when masters and working shard have their new values, which nothing
+  // uses before. If it is invalid, the masters have theirs.
+  CommFuture updated = {};
+};
+
 class FlatParameter final : public FlatDescription,
                             public Gatherable,
                             public std::enable_shared_from_this<FlatParameter> {
@@ -140,17 +150,13 @@ class FlatParameter final : public FlatDescription,
   // CheckNotHeld's, and a disk's. LOCAL.
   absl::Status PrepareUpdate();
   // Publishes changed masters (optimizer, load): the working copies of all
-  // ranks get their values, and the versions of `changed` parameters (empty:
-  // all) say so: a graph that saved the old values fails in backward, as in
-  // libtorch. REQUIRES: PrepareUpdate. COLLECTIVE where every rank has the flat
-  // whole and its optimizer is sharded; ASYNC with
-  // FlatParameterOptions::overlap. Where the working copy is shared, the caller
-  // says when all ranks have written, by AwaitOthers. `working_written`: this
-  // rank's working shard has the masters' values already. `updated`: done when
-  // masters and working shard have their new values; nothing uses them before.
-  absl::Status PublishOwned(const std::vector<bool>& changed = {},
-                            bool working_written = false,
-                            CommFuture updated = {});
+  // ranks get their values, and the versions of changed parameters say so: a
+  // graph that saved the old values fails in backward, as in libtorch.
+  // REQUIRES: PrepareUpdate. COLLECTIVE where every rank has the flat whole and
+  // its optimizer is sharded; ASYNC with FlatParameterOptions::overlap. Where
+  // the working copy is shared, the caller says when all ranks have written, by
+  // AwaitOthers.
+  absl::Status PublishOwned(OwnedChange change = {});
   // Delays uses of the flat until `written`, when every rank has changed its
   // part of the shared working copy. LOCAL; does nothing where it is not
   // shared.
