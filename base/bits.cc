@@ -6,13 +6,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/status.h"
 
 namespace tessera {
 
-std::string HexFloat(float value) {
-  return HexFloat(static_cast<double>(value));
-}
 std::string HexFloat(double value) { return absl::StrFormat("%a", value); }
 
 absl::StatusOr<double> ParseHexDouble(absl::string_view text) {
@@ -22,16 +18,6 @@ absl::StatusOr<double> ParseHexDouble(absl::string_view text) {
   if (copy.empty() || end != copy.c_str() + copy.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("expected a number such as 0x1.8p+1, got '", text, "'"));
-  }
-  return value;
-}
-
-absl::StatusOr<float> ParseHexFloat(absl::string_view text) {
-  TESSERA_ASSIGN_OR_RETURN(const double wide, ParseHexDouble(text));
-  const float value = static_cast<float>(wide);
-  if (wide == wide && static_cast<double>(value) != wide) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", text, "' is not exactly a float"));
   }
   return value;
 }

@@ -13,13 +13,10 @@ namespace tessera {
 
 // Writes a number as C's %a does: 0.1f is "0x1.99999ap-4". Reading it back
 // gives the same bits, except for the payload of a NaN ("nan" or "-nan").
-std::string HexFloat(float value);
 std::string HexFloat(double value);
 
 // Reads what HexFloat wrote, and decimal numbers. Returns InvalidArgument
-// naming the text if it is not a number or, from ParseHexFloat, if no float has
-// exactly that value.
-absl::StatusOr<float> ParseHexFloat(absl::string_view text);
+// naming the text if it is not a number.
 absl::StatusOr<double> ParseHexDouble(absl::string_view text);
 
 // MixBits and kMixStep are splitmix64: the state grows by kMixStep, and MixBits

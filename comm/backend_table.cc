@@ -68,6 +68,11 @@ const BackendInfo* FindBackend(absl::string_view name) {
   return nullptr;
 }
 
+absl::string_view BackendByMemory(int ranks, int groups) {
+  if (groups == 1) return "shm";
+  return groups < ranks ? "hierarchical" : "gloo";
+}
+
 TransportMemory MemoryOfTransport(absl::string_view backend, int ranks,
                                   const Settings& nccl) {
   const BackendInfo* const info = FindBackend(backend);

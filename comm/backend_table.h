@@ -47,6 +47,9 @@ struct BackendInfo {
 absl::Span<const BackendInfo> Backends();
 // Finds a backend by name; null: there is none.
 const BackendInfo* FindBackend(absl::string_view name);
+// Returns the backend that suits `ranks` without GPUs of which each of `groups`
+// shares memory.
+absl::string_view BackendByMemory(int ranks, int groups);
 // Returns the memory that a transport takes; 0 for an unknown name, and for one
 // rank.
 TransportMemory MemoryOfTransport(

@@ -11,9 +11,7 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 namespace tessera {
@@ -22,9 +20,6 @@ namespace tessera {
 uint32_t MaskedCrc32c(absl::string_view bytes);
 // Returns `bytes` with their frame.
 std::string Framed(absl::string_view bytes);
-// Returns the records of a file's content. Returns DataLoss with the position
-// of a record that is incomplete or has another checksum.
-absl::StatusOr<std::vector<std::string>> ReadFramed(absl::string_view content);
 
 }  // namespace tessera
 #endif  // MONITOR_RECORD_FRAMING_H_

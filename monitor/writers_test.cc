@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/file.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
@@ -130,6 +133,14 @@ TEST_F(WritersTest, CsvHasMoreTagsThanOpenFiles) {
   EXPECT_EQ(Content("job/t_209.csv"), "step,209\n1,209\n2,209\n");
 }
 
+// The little-endian number that `bytes` begin with.
+template <typename T>
+T Number(absl::string_view bytes) {
+  T number = 0;
+  bytes.copy(reinterpret_cast<char*>(&number), sizeof(T));
+  return number;
+}
+
 // The events of the one file in a folder.
 std::vector<tensorboard::Event> EventsIn(const std::string& folder) {
   std::vector<tensorboard::Event> events;
@@ -138,11 +149,14 @@ std::vector<tensorboard::Event> EventsIn(const std::string& folder) {
                 StartsWith("events.out.tfevents."));
     const auto content = ReadWholeFile(file.path().string());
     TESSERA_EXPECT_OK(content.status());
-    const auto records = ReadFramed(*content);
-    TESSERA_EXPECT_OK(records.status());
-    for (const std::string& record : *records) {
+    for (absl::string_view rest = *content; !rest.empty();) {
+      const std::string record(rest.substr(12, Number<uint64_t>(rest)));
       events.emplace_back();
       EXPECT_TRUE(events.back().ParseFromString(record));
+      if (!absl::ConsumePrefix(&rest, Framed(record))) {
+        ADD_FAILURE() << "record " << events.size();
+        break;
+      }
     }
   }
   return events;
@@ -187,20 +201,14 @@ TEST(RecordFramingTest, ChecksumsAreMasked) {
   EXPECT_EQ((turned >> 17) | (turned << 15), 0xe3069283U);
 }
 
-TEST(RecordFramingTest, EveryBrokenByteIsFound) {
-  const std::string whole = absl::StrCat(Framed("one"), Framed(""));
-  EXPECT_THAT(ReadFramed(whole), IsOkAndHolds(ElementsAre("one", "")));
-  for (size_t i = 0; i < whole.size(); ++i) {
-    std::string broken = whole;
-    broken[i] = static_cast<char>(broken[i] ^ 1);
-    EXPECT_THAT(ReadFramed(broken).status(),
-                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("record ")))
-        << i;
-    if (i == 0 || i == Framed("one").size()) continue;
-    EXPECT_THAT(ReadFramed(whole.substr(0, i)).status(),
-                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("ends within")))
-        << i;
-  }
+TEST(RecordFramingTest, LengthAndBytesHaveAChecksumEach) {
+  const std::string framed = Framed("one");
+  const std::string length("\3\0\0\0\0\0\0\0", 8);
+  ASSERT_EQ(framed.size(), 8 + 4 + 3 + 4u);
+  EXPECT_EQ(framed.substr(0, 8), length);
+  EXPECT_EQ(Number<uint32_t>(framed.substr(8)), MaskedCrc32c(length));
+  EXPECT_EQ(framed.substr(12, 3), "one");
+  EXPECT_EQ(Number<uint32_t>(framed.substr(15)), MaskedCrc32c("one"));
 }
 
 TEST_F(WritersTest, ErrorsNameThePath) {

@@ -1,7 +1,6 @@
 #include "offload/update_stream.h"
 
 #include <algorithm>
-#include <atomic>
 #include <string>
 #include <utility>
 
@@ -11,18 +10,13 @@
 #include "base/status.h"
 #include "base/thread/start_thread.h"
 #include "base/trace/trace.h"
-#include "offload/begin_queued.h"
 
 namespace tessera {
 namespace {
 
 constexpr int64_t kNumelUnit = 4096;  // of slices, see UpdateStreamOptions
 
-std::atomic<bool> g_begins_queued{false};  // SetBeginsQueued
-
 }  // namespace
-
-void SetBeginsQueued(bool begins) { g_begins_queued = begins; }
 
 int64_t StreamBytes(const UpdateStreamOptions& options) {
   if (options.most_states == 0) return 0;
@@ -181,12 +175,6 @@ UpdateStream::Units UpdateStream::TakeQueuedEarly() {
 void UpdateStream::DropQueued() {
   Units dropped;
   absl::MutexLock lock(&mutex_);
-  if (g_begins_queued) {
-    mutex_.Await(absl::Condition(
-        +[](UpdateStream* self)
-             ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->queue_.empty(); },
-        this));
-  }
   dropped = TakeQueuedEarly();
 }
 

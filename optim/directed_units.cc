@@ -72,7 +72,8 @@ absl::Status DirectedUnits::Descend(size_t u, const DirectedUnit& unit,
                       StepPhase::kDescent, completion.scales);
   TESSERA_ASSIGN_OR_RETURN(const bool working_written,
                            Apply(u, step, unit.direction));
-  return unit.flat->PublishOwned(unit.has_gradient, working_written);
+  return unit.flat->PublishOwned(
+      {.parameters = unit.has_gradient, .working_written = working_written});
 }
 
 // One exchange of the norms of masters and directions, and all descents.

@@ -115,7 +115,8 @@ absl::Status ShardedOptimizer::Step(Gradients* gradients,
     TESSERA_RETURN_IF_ERROR(status);
     for (const Awaited& each : awaited) {
       TESSERA_RETURN_IF_ERROR(flats_[each.flat]->PublishOwned(
-          gradients->of(each.flat).has_gradient(), /*working_written=*/true));
+          {.parameters = gradients->of(each.flat).has_gradient(),
+           .working_written = true}));
     }
     half_stepped_ = false;
     counts_->Begin();
@@ -167,7 +168,9 @@ absl::Status ShardedOptimizer::StepUnits(const std::vector<size_t>& units,
       awaited->push_back({u, updated});
     } else {
       TESSERA_RETURN_IF_ERROR(
-          flat.PublishOwned(has_gradient, working_written, updated));
+          flat.PublishOwned({.parameters = has_gradient,
+                             .working_written = working_written,
+                             .updated = updated}));
     }
   }
   early_->EndStep();

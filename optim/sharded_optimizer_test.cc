@@ -279,7 +279,7 @@ TEST_P(ShardedOptimizerTest, WritesA16BitWorkingCopy) {
         // Publishes what it has been given, if told so.
         const at::Tensor mine = working.clone();
         masters.fill_(7);
-        TESSERA_ASSERT_OK(flat.PublishOwned({}, /*working_written=*/true));
+        TESSERA_ASSERT_OK(flat.PublishOwned({.working_written = true}));
         EXPECT_TRUE(at::equal(working, mine));
         TESSERA_ASSERT_OK(flat.PublishOwned());
         EXPECT_EQ(working.ne(7).sum().item<int64_t>(), 0);

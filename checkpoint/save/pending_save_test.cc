@@ -142,6 +142,8 @@ TEST(SavedPiecesTest, WithoutMemoryDetachWaitsUntilAllIsWritten) {
   });
   // Whichever comes first, it is not overwritten before it is written.
   EXPECT_EQ(ValueOf(&pieces, 1), 2);
+  // What is written leaves memory, which a later Detach would take.
+  while (!pieces.awaited()) std::this_thread::yield();
   pieces.Written(0);
   EXPECT_EQ(ValueOf(&pieces, 1), 2);
   EXPECT_FALSE(detached);
@@ -187,7 +189,7 @@ class FakeBoard : public NoteBoard {
 
   std::string written;
   std::function<void()> on_write;
-  absl::Duration longest_silence = absl::Milliseconds(20);
+  absl::Duration longest_silence;  // none
   std::map<int, std::string> notes;
   int ended = -1;
   bool silent = false;
@@ -217,7 +219,6 @@ TEST(SaveNotesTest, ARankThatSaysNothingNewIsMissedAndABusyOneIsNot) {
     const auto note = [&] { return notes.Read({1})[0]; };
     for (int beat = 0; beat < 10; ++beat) {
       board.notes[1] = absl::StrCat("0000000000000abc ", beat, " busy ");
-      absl::SleepFor(absl::Milliseconds(5));
       TESSERA_ASSERT_OK(notes.CheckAlive(1, note()));
     }
     board.silent = silent;

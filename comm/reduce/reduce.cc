@@ -28,11 +28,6 @@ const char* ElementTypeName(ElementType type) {
   return kNames[static_cast<int>(type)];
 }
 
-const char* ReduceOpName(ReduceOp op) {
-  static constexpr const char* kNames[kNumReduceOps] = {"sum", "average"};
-  return kNames[static_cast<int>(op)];
-}
-
 void ReduceInOrder(ElementType type, ReduceOp op, void* out,
                    const void* const* sources, int num_sources, int64_t numel,
                    Isa isa) {

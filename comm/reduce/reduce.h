@@ -33,7 +33,6 @@ inline constexpr int kNumReduceOps = 2;
 
 int64_t ElementBytes(ElementType type);
 const char* ElementTypeName(ElementType type);  // "float32"
-const char* ReduceOpName(ReduceOp op);          // "sum"
 
 // `out` is apart from each source or is that source. 1 <= num_sources. LOCAL.
 void ReduceInOrder(ElementType type, ReduceOp op, void* out,

@@ -49,7 +49,7 @@ TEST(ReduceTest, SixteenBitTypesHaveTheSameBitsEverywhere) {
         const auto expected = Reduce(type, op, values, Isa::kPortable);
         for (Isa isa : Isas()) {
           EXPECT_TRUE(Reduce(type, op, values, isa) == expected)
-              << ElementTypeName(type) << " " << ReduceOpName(op) << " "
+              << ElementTypeName(type) << " " << static_cast<int>(op) << " "
               << IsaName(isa);
         }
       }
@@ -194,7 +194,7 @@ TEST(ReduceTest, LargeSumsAreRightAtEveryOffset) {
           wrong += out[i + offset] != sum;
         }
         EXPECT_EQ(wrong, 0)
-            << IsaName(isa) << " " << ReduceOpName(op) << " +" << offset;
+            << IsaName(isa) << " " << static_cast<int>(op) << " +" << offset;
       }
     }
   }

@@ -178,7 +178,7 @@ TEST(ShardServerTest, DestructionEndsPullsHereAndThere) {
 
 // Rank 2 is destroyed while large answers are on their way, both ways.
 TEST(ShardServerTest, DestructionInTheMiddleOfPayloads) {
-  for (int us : {0, 200, 1000, 3000, 8000}) {
+  for (size_t ended : {0, 1, 2, 3, 4}) {  // pulls of rank 0
     Ranks ranks(3);
     ranks.StartAll();
     const int64_t numel = 4 << 20;
@@ -193,7 +193,7 @@ TEST(ShardServerTest, DestructionInTheMiddleOfPayloads) {
             0, 0, torch::zeros({3 * numel}, at::kByte), {"unit"}));
       }
     }
-    absl::SleepFor(absl::Microseconds(us));
+    for (size_t i = 0; i < ended; ++i) (void)futures[0][i].Wait();
     ranks[2].server = nullptr;
     for (int r = 0; r < 3; ++r) {
       for (const CommFuture& future : futures[r]) {

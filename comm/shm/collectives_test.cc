@@ -130,7 +130,7 @@ TEST_P(CollectivesTest, SumsOfAllTypesAndSizes) {
       const auto type = static_cast<ElementType>(t);
       const auto op = static_cast<ReduceOp>((t + numel) % kNumReduceOps);
       SCOPED_TRACE(absl::StrCat(numel, " ", ElementTypeName(type), " ",
-                                ReduceOpName(op)));
+                                static_cast<int>(op)));
       std::fill(std::begin(used_), std::end(used_), 0);
       owned_.clear();
       const int64_t bytes = numel * ElementBytes(type);

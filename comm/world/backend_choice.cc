@@ -51,9 +51,9 @@ absl::Status CheckOwnGpus(const std::vector<RankInfo>& infos) {
 // What fits ranks without GPUs.
 std::string ByMemory(const std::vector<RankInfo>& infos) {
   const std::vector<int> groups = MemoryGroups(infos);
-  const size_t num_groups = *std::max_element(groups.begin(), groups.end()) + 1;
-  if (num_groups == 1) return "shm";
-  return num_groups < infos.size() ? "hierarchical" : "gloo";
+  return std::string(
+      BackendByMemory(static_cast<int>(infos.size()),
+                      *std::max_element(groups.begin(), groups.end()) + 1));
 }
 
 // Whether they can open each other's memory shows when they try.

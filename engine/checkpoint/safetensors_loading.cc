@@ -238,7 +238,7 @@ absl::Status LoadFlat(const Loading& loading, const ShardedModel& model,
     for (const FlatParameter::Parameter& p : flat.parameters()) {
       changed.push_back(is_there(p));
     }
-    return flat.PublishOwned(changed);
+    return flat.PublishOwned({.parameters = std::move(changed)});
   });
 }
 

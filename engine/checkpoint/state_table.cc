@@ -190,16 +190,6 @@ void StateTable::AddShaped() {
       [&](const Shaped& a, const Shaped& b) { return index(a) < index(b); });
 }
 
-at::Tensor StateTable::ValuesOf(const Shaped& shaped) const {
-  for (const ShapedState& state :
-       optimizer_->states().factored(static_cast<size_t>(shaped.flat)).all()) {
-    if (state.parameter == shaped.parameter && state.name == shaped.name) {
-      return state.values;
-    }
-  }
-  return at::Tensor();
-}
-
 const std::vector<std::string>& StateTable::NamesOf(
     const at::Tensor& tensor) const {
   return names_.at(tensor.unsafeGetTensorImpl());

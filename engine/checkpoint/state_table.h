@@ -75,7 +75,11 @@ class StateTable {
   // exist or not.
   const std::vector<Shaped>& shaped() const { return shaped_; }
   // Returns the state's tensor; undefined where the flat has no states.
-  at::Tensor ValuesOf(const Shaped& shaped) const;
+  at::Tensor ValuesOf(const Shaped& shaped) const {
+    return optimizer_->states()
+        .factored(static_cast<size_t>(shaped.flat))
+        .Find(shaped.parameter, shaped.name);
+  }
   const at::Tensor& ParameterOf(const Shaped& shaped) const {
     return FlatOf(shaped.flat).parameters()[shaped.parameter].tensor;
   }

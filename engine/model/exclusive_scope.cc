@@ -103,7 +103,7 @@ absl::Status ExclusiveScope::Enter(absl::Status mine, FlatParameter* flat) {
     LetGo(guard_);
     for (const auto& each : guard_->model().flats()) {
       if (flat != nullptr && each.get() != flat) continue;
-      mine.Update(each->CheckUpdatable());
+      mine.Update(each->CheckNotHeld());
     }
     TESSERA_RETURN_IF_ERROR(guard_->comm()->AgreeOk(mine, where_));
   }

@@ -31,15 +31,18 @@ void FillFormula(const ModelTrace& model, const StagePlan& stage,
   report->formula.activations = model.trace.saved_bytes;
 }
 
-// Without a backend that is named or there: shm where the ranks are on one
-// host, over the network otherwise.
+// Where no backend is named and no group exists, the backend is that of ranks
+// on one host, or of ranks on a host each.
 void FillCommunication(const proto::Config& config, const PlanOptions& options,
                        PlanReport* report) {
   const proto::Communication& communication = config.communication();
   report->backend = communication.backend() != "auto" ? communication.backend()
-                    : !options.backend.empty()        ? options.backend
-                    : options.shared_working_copy     ? "shm"
-                                                      : "gloo";
+                                                      : options.backend;
+  if (report->backend.empty()) {
+    report->backend = std::string(
+        BackendByMemory(options.world_size,
+                        options.shared_working_copy ? 1 : options.world_size));
+  }
   const int shard_group = config.sharding().shard_group_size();
   const bool has_replicas = shard_group > 0 && shard_group < options.world_size;
   // All ranks; a shard group and its replicas.

@@ -140,7 +140,7 @@ absl::Status NamedAccess::SetMaster(absl::string_view name,
     TESSERA_RETURN_IF_ERROR(raised.Commit());
     std::vector<bool> changed(flat.parameters().size());
     changed[static_cast<size_t>(place.parameter)] = true;
-    return flat.PublishOwned(changed);
+    return flat.PublishOwned({.parameters = std::move(changed)});
   });
   if (!written.ok()) {
     guard_->FailTiers(written);
@@ -183,17 +183,10 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
 at::Tensor NamedAccess::ShapedState(const ParameterRef& place,
                                     absl::string_view state) const {
   if (optimization_.optimizer() == nullptr) return at::Tensor();
-  for (const tessera::ShapedState& one :
-       optimization_.optimizer()
-           ->states()
-           .factored(static_cast<size_t>(place.flat))
-           .all()) {
-    if (one.parameter == static_cast<size_t>(place.parameter) &&
-        one.name == state) {
-      return one.values;
-    }
-  }
-  return at::Tensor();
+  return optimization_.optimizer()
+      ->states()
+      .factored(static_cast<size_t>(place.flat))
+      .Find(static_cast<size_t>(place.parameter), state);
 }
 
 absl::StatusOr<NamedAccess::Owned> NamedAccess::OwnedState(

@@ -51,7 +51,6 @@ class Trainer {
   absl::Status Resume(const std::string& dir);
 
   const tessera::Engine& engine() const { return *engine_; }
-  int64_t parameter_count() const { return parameter_count_; }
   // Returns the tokens of all ranks together in one step.
   int64_t tokens_per_step() const;
   // Returns two lines: sizes of the model; stage, ranks, threads, size of a

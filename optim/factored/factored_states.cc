@@ -27,4 +27,12 @@ absl::StatusOr<FactoredStates> FactoredStates::Allocate(
   return states;
 }
 
+at::Tensor FactoredStates::Find(size_t parameter,
+                                absl::string_view name) const {
+  for (const ShapedState& state : all_) {
+    if (state.parameter == parameter && state.name == name) return state.values;
+  }
+  return at::Tensor();
+}
+
 }  // namespace tessera

@@ -12,6 +12,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/layout/flat_buffer.h"
 #include "optim/kernels/element_step.h"
 #include "sharding/flat/flat_parameter.h"
@@ -33,6 +34,8 @@ class FactoredStates {
                                                  Formula formula);
   // All states, in the order of parameters.
   const std::vector<ShapedState>& all() const { return all_; }
+  // Returns a state's values; undefined if there are none.
+  at::Tensor Find(size_t parameter, absl::string_view name) const;
   int64_t bytes() const { return buffer_.bytes(); }
 
  private:

@@ -74,8 +74,12 @@ absl::Status FlatParameter::Pin() {
   TESSERA_RETURN_IF_ERROR(blocked_);
   // kReleased: by a graph that outlived the engine.
   if (life_ == Life::kOwned) {
-    if (!copy_->whole().defined() || copy_->arriving() || !failed_.ok()) {
-      TESSERA_RETURN_IF_ERROR(Gather());
+    TESSERA_RETURN_IF_ERROR(std::exchange(failed_, absl::OkStatus()));
+    if (!copy_->whole().defined()) {
+      TESSERA_RETURN_IF_ERROR(LaunchGather(/*ahead=*/false));
+    }
+    if (copy_->arriving()) {
+      TESSERA_RETURN_IF_ERROR(AwaitArrival());
     } else if (traits_.can_be_freed && pins_ == 0) {
       storages_.Show(copy_->whole());
     }
@@ -104,29 +108,18 @@ void FlatParameter::Unpin() {
   storages_.Hide();
 }
 
-absl::Status FlatParameter::Gather() {
-  TESSERA_RETURN_IF_ERROR(std::exchange(failed_, absl::OkStatus()));
-  if (!copy_->whole().defined()) {
-    TESSERA_RETURN_IF_ERROR(LaunchGather(/*ahead=*/false));
-  }
-  return AwaitArrival();
-}
-
 absl::Status FlatParameter::LaunchGather(bool ahead) {
-  gather_begun_ = TraceRecords() ? TraceNow() : 0;
-  gathered_ahead_ = ahead;
+  traced_ = {TraceRecords() ? TraceNow() : 0, ahead};
   states_->Order();  // what is gathered
   return copy_->StartGather();
 }
 
-void FlatParameter::TraceGather() {
-  const int64_t begun = std::exchange(gather_begun_, 0);
-  if (begun == 0) return;
-  const int64_t bytes = GatheredBytes(*copy_, *states_);
-  if (bytes == 0) return;
-  AddTraceSpan({TraceTrack::kGather, absl::StrCat("gather ", name()), begun,
-                TraceNow(), name(), bytes,
-                gathered_ahead_ ? "\"ahead\":true" : "\"ahead\":false"});
+void FlatParameter::TracedGather::End(const std::string& unit, int64_t bytes) {
+  const int64_t from = std::exchange(begun, 0);
+  if (from == 0 || bytes == 0) return;
+  AddTraceSpan({TraceTrack::kGather, absl::StrCat("gather ", unit), from,
+                TraceNow(), unit, bytes,
+                ahead ? "\"ahead\":true" : "\"ahead\":false"});
 }
 
 // What is on its way has come, and is shown. An error leaves the storages
@@ -134,7 +127,7 @@ void FlatParameter::TraceGather() {
 absl::Status FlatParameter::AwaitArrival() {
   if (!copy_->arriving()) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(copy_->AwaitArrival());
-  TraceGather();
+  traced_.End(name(), GatheredBytes(*copy_, *states_));
   uses_.SetReady();
   storages_.Show(copy_->whole());
   ready_ = !traits_.can_be_freed && device().is_cpu();  // a pin only counts
@@ -192,15 +185,8 @@ absl::Status FlatParameter::PrepareWrite() {
   return absl::OkStatus();
 }
 
-absl::Status FlatParameter::CheckUpdatable() {
-  absl::MutexLock lock(&mutex_);
-  return CheckNotHeld();
-}
-
-// A program that holds a Use may write at any time: the write would be lost.
-absl::Status FlatParameter::CheckNotHeld() {
-  const bool may_be_written =
-      traits_.can_be_freed ? copy_->whole().defined() : writes_.dirty();
+absl::Status FlatParameter::CheckNotHeld() const {
+  const bool may_be_written = traits_.can_be_freed ? whole() : writes_.dirty();
   if (pins_ == 0 || !may_be_written) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "[", name(), "] the unit is held whole by a tessera::Use (", pins(),
@@ -219,14 +205,12 @@ absl::Status FlatParameter::PrepareUpdate() {
   return std::exchange(not_written_, absl::OkStatus());
 }
 
-absl::Status FlatParameter::PublishOwned(const std::vector<bool>& changed,
-                                         bool working_written,
-                                         CommFuture updated) {
+absl::Status FlatParameter::PublishOwned(OwnedChange change) {
   const TraceScope trace(TraceTrack::kStep, "publish", name());
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
-  states_->SetUpdated(updated);
-  if (!working_written && !updated.valid()) {
+  states_->SetUpdated(change.updated);
+  if (!change.working_written && !change.updated.valid()) {
     TESSERA_RETURN_IF_ERROR(states_->RoundMasters());
   }
   states_->SetChanged();
@@ -235,13 +219,13 @@ absl::Status FlatParameter::PublishOwned(const std::vector<bool>& changed,
     storages_.Hide();
     ready_ = false;  // the next pin takes the lock, and waits
   }
-  copy_->Publish(std::move(updated));
+  copy_->Publish(std::move(change.updated));
   if (!options().overlap) {
     TESSERA_RETURN_IF_ERROR(traits_.publishes ? AwaitArrival()
                                               : states_->updated().Wait());
   }
   for (size_t i = 0; i < parameters().size(); ++i) {
-    if (!changed.empty() && !changed[i]) continue;
+    if (!change.parameters.empty() && !change.parameters[i]) continue;
     torch::autograd::impl::bump_version(parameters()[i].tensor);
   }
   return absl::OkStatus();

@@ -53,6 +53,16 @@
 
 namespace tessera {
 
+// A change of the owned part of a flat parameter, to be published.
+struct OwnedChange {
+  std::vector<bool> parameters = {};  // which have changed; empty: all
+  // This rank's working shard has the masters' values already.
+  bool working_written = false;
+  // Done when masters and working shard have their new values, which nothing
+  // uses before. If it is invalid, the masters have theirs.
+  CommFuture updated = {};
+};
+
 class FlatParameter final : public FlatDescription,
                             public Gatherable,
                             public std::enable_shared_from_this<FlatParameter> {
@@ -132,24 +142,21 @@ class FlatParameter final : public FlatDescription,
   // (sharding/gradient/gradients.h).
   std::atomic<bool>& used_without_grad() { return used_without_grad_; }
 
-  // Returns FailedPrecondition if a tessera::Use holds the flat. LOCAL.
-  absl::Status CheckUpdatable();
+  // Returns FailedPrecondition if a tessera::Use holds the flat: a program that
+  // holds one may write at any time, and the write would be lost. LOCAL.
+  absl::Status CheckNotHeld() const;
   // Prepares a change of the owned part: waits for an update in progress, frees
   // what can be freed, takes the user's writes into the masters. Errors are
-  // CheckUpdatable's, and a disk's. LOCAL.
+  // CheckNotHeld's, and a disk's. LOCAL.
   absl::Status PrepareUpdate();
   // Publishes changed masters (optimizer, load): the working copies of all
-  // ranks get their values, and the versions of `changed` parameters (empty:
-  // all) say so: a graph that saved the old values fails in backward, as in
-  // libtorch. REQUIRES: PrepareUpdate. COLLECTIVE where every rank has the flat
-  // whole and its optimizer is sharded; ASYNC with
-  // FlatParameterOptions::overlap. Where the working copy is shared, the caller
-  // says when all ranks have written, by AwaitOthers. `working_written`: this
-  // rank's working shard has the masters' values already. `updated`: done when
-  // masters and working shard have their new values; nothing uses them before.
-  absl::Status PublishOwned(const std::vector<bool>& changed = {},
-                            bool working_written = false,
-                            CommFuture updated = {});
+  // ranks get their values, and the versions of changed parameters say so: a
+  // graph that saved the old values fails in backward, as in libtorch.
+  // REQUIRES: PrepareUpdate. COLLECTIVE where every rank has the flat whole and
+  // its optimizer is sharded; ASYNC with FlatParameterOptions::overlap. Where
+  // the working copy is shared, the caller says when all ranks have written, by
+  // AwaitOthers.
+  absl::Status PublishOwned(OwnedChange change = {});
   // Delays uses of the flat until `written`, when every rank has changed its
   // part of the shared working copy. LOCAL; does nothing where it is not
   // shared.
@@ -176,18 +183,22 @@ class FlatParameter final : public FlatDescription,
   // kReleased: the parameters have memory of their own.
   enum class Life { kOwned, kReleased, kAbandoned };
 
+  // The gather that is on its way, as the trace records it.
+  struct TracedGather {
+    void End(const std::string& unit, int64_t bytes);
+    int64_t begun = 0;  // 0: not recorded
+    bool ahead = false;
+  };
+
   FlatParameter(std::string name, std::vector<NamedParameter> params,
                 const FlatParameterOptions& options,
                 std::shared_ptr<Communicator> comm,
                 std::shared_ptr<Schedule> schedule);
   absl::Status TakeStorages() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AwaitArrival() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status LaunchGather(bool ahead) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void TraceGather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckNotHeld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropMemory(Life life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::shared_ptr<Schedule> schedule_;
@@ -214,9 +225,7 @@ class FlatParameter final : public FlatDescription,
   bool free_when_unpinned_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);   // to be gathered
   absl::Status blocked_ ABSL_GUARDED_BY(mutex_);  // Summoning::BeginElsewhere
-  // A trace records the gather that began then; 0: it records none.
-  int64_t gather_begun_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool gathered_ahead_ ABSL_GUARDED_BY(mutex_) = false;
+  TracedGather traced_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

@@ -13,6 +13,9 @@ TouchHistory::TouchHistory(std::vector<int64_t> numel, size_t capacity)
 
 bool TouchHistory::Append(int flat, bool backward) {
   if (touches_.size() >= capacity_) Forget();
+  if (flat == kBorder && !touches_.empty() && touches_.back() == kBorder) {
+    return true;
+  }
   return AppendTouch(flat < 0 ? flat : flat * 2 + (backward ? 1 : 0));
 }
 

@@ -27,7 +27,8 @@ namespace tessera {
 
 class TouchHistory {
  public:
-  // A border in the place of a flat: the end of a backward or a step.
+  // A border in the place of a flat: the end of a backward or a step. Borders
+  // without a touch between them are one, however many calls end a pass.
   static constexpr int kBorder = -1;
   static constexpr int kUnknown = -2;
 

@@ -112,6 +112,15 @@ TEST(TouchHistory, NothingIsReusedBeyondABorder) {
   EXPECT_TRUE(history.ReusedWithin(0, 0));
 }
 
+// A backward ends a pass, and so does each half of a step's scope.
+TEST(TouchHistory, BordersWithoutATouchBetweenThemAreOne) {
+  TouchHistory history({1, 1, 1});
+  Touch(&history, kStep);
+  Touch(&history, {kBorder, kBorder});
+  Touch(&history, {0, 1, 2, 1, 0});
+  EXPECT_THAT(Next(history, 3), ElementsAre(kBorder, 0, 1));
+}
+
 TEST(TouchHistory, ForgetsTheOldestAndGoesOn) {
   TouchHistory history({1, 1, 1}, /*capacity=*/64);
   for (int i = 0; i < 1000; ++i) {

@@ -3,6 +3,7 @@
 #include "engine/checkpoint_manager.h"
 
 #include <signal.h>
+#include <sys/inotify.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -14,7 +15,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "checkpoint/format/checkpoint_folder.h"
@@ -158,21 +158,25 @@ TESSERA_RANK_FUNCTION(TwoInOneFolder) {
   std::string told = CheckpointManager::Create(trainee.engine.get(), a.options)
                          .status()
                          .ToString();
-  // The lock is free for the next manager, which waits for it.
+  // The other job ends when the next manager has found the lock taken.
   first.reset();
-  absl::StatusOr<RunLock> before = absl::UnknownError("another rank's");
+  std::thread ends;
   if (world.rank() == 0) {
-    before = RunLock::Take(a.options.dir, FileSystem::Real());
-    TESSERA_RETURN_IF_ERROR(before.status());
+    TESSERA_ASSIGN_OR_RETURN(RunLock before,
+                             RunLock::Take(a.options.dir, FileSystem::Real()));
+    const int watch = inotify_init1(IN_CLOEXEC);
+    inotify_add_watch(watch, (a.options.dir + "/job.lock").c_str(), IN_CLOSE);
+    ends = std::thread(
+        [watch, held = std::make_optional(std::move(before))]() mutable {
+          char event[4096];
+          if (read(watch, event, sizeof(event)) > 0) held.reset();
+          close(watch);
+        });
   }
-  std::thread ends([&] {
-    absl::SleepFor(absl::Milliseconds(150));
-    before = absl::CancelledError("ended");
-  });
   a.options.wait_for_folder = absl::Minutes(10);
   const absl::Status next =
       CheckpointManager::Create(trainee.engine.get(), a.options).status();
-  ends.join();
+  if (ends.joinable()) ends.join();
   TESSERA_RETURN_IF_ERROR(next);
   return told;
 }

@@ -310,12 +310,13 @@ TEST_F(MultihostTest, AnInterfaceThatGlooCannotListenAt) {
       for (const auto& rank : ranks) {
         const Finished run = rank->Finish(absl::Seconds(40));
         EXPECT_EQ(run.code, 1);
-        EXPECT_THAT(run.err,
-                    ContainsRegex(absl::StrCat(
-                        "^INVALID_ARGUMENT: rank [01]: GLOO_SOCKET_IFNAME is '",
-                        name[0] == '^' ? "\\" : "", name,
-                        "': .*; this host has cable \\(10.77.0.[12].*\\), lo "
-                        "\\(127.0.0.1.*\\); set it to the one")));
+        EXPECT_THAT(
+            run.err,
+            ContainsRegex(absl::StrCat(
+                "(^|\n)INVALID_ARGUMENT: rank [01]: GLOO_SOCKET_IFNAME is '",
+                name[0] == '^' ? "\\" : "", name,
+                "': .*; this host has cable \\(10.77.0.[12].*\\), lo "
+                "\\(127.0.0.1.*\\); set it to the one")));
       }
     }
   }

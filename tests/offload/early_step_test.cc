@@ -18,7 +18,9 @@
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/begin_queued.h"
+#include "offload/update_stream.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/flat/registry.h"
 #include "testing/device/test_device.h"
 #include "tests/offload/wide_trainee.h"
 #include "tests/support/rank_pool.h"
@@ -33,51 +35,76 @@ using ::testing::Gt;
 
 constexpr int kSteps = 12;
 
+// Step keeps what has begun by then. With `awaits_begun` that is all, on a
+// processor that is never there for the stream's thread, too.
+struct EarlyTrainee : Trainee {
+  absl::Status Step() {
+    const FlatParameterOptions& options =
+        Registry::Global().Find(parameter("head.bias")).flat->options();
+    if (awaits_begun && options.states_tier == Tier::kDisk) {
+      // An update that changes nothing begins behind the others.
+      TESSERA_RETURN_IF_ERROR(options.stream->Push({}).computed.Wait());
+    }
+    return engine->Step();
+  }
+  bool awaits_begun = false;
+};
+
+absl::Status Train(EarlyTrainee* t, int first, int end, Record* record) {
+  for (int step = first; step < end; ++step) {
+    const at::Tensor loss = t->Loss(step);
+    TESSERA_RETURN_IF_ERROR(t->engine->Backward(loss));
+    TESSERA_RETURN_IF_ERROR(t->Step());
+    record->push_back(LossLine(step, 0, loss));
+  }
+  return absl::OkStatus();
+}
+
 // Step number `step`, in one of the ways of a program.
-using Program = absl::Status (*)(Trainee* t, int step, Record* record);
+using Program = absl::Status (*)(EarlyTrainee* t, int step, Record* record);
 
-absl::Status Plain(Trainee* t, int step, Record* record) {
-  return TrainWide(t, step, step + 1, record);
+absl::Status Plain(EarlyTrainee* t, int step, Record* record) {
+  return Train(t, step, step + 1, record);
 }
 
-absl::Status Accumulates(Trainee* t, int step, Record* record) {
-  return TrainWide(t, 3 * step, 3 * step + 3, record);
+absl::Status Accumulates(EarlyTrainee* t, int step, Record* record) {
+  return Train(t, 3 * step, 3 * step + 3, record);
 }
 
-absl::Status DropsGradients(Trainee* t, int step, Record* record) {
+absl::Status DropsGradients(EarlyTrainee* t, int step, Record* record) {
   if (step % 3 == 1) {
     TESSERA_RETURN_IF_ERROR(t->Backward(100 + step));
     TESSERA_RETURN_IF_ERROR(t->engine->ZeroGrad());
   }
-  return TrainWide(t, step, step + 1, record);
+  return Train(t, step, step + 1, record);
 }
 
-absl::Status AccumulatesByHand(Trainee* t, int step, Record* record) {
+absl::Status AccumulatesByHand(EarlyTrainee* t, int step, Record* record) {
   if (step % 4 == 1) TESSERA_RETURN_IF_ERROR(t->Backward(100 + step));
-  return TrainWide(t, step, step + 1, record);
+  return Train(t, step, step + 1, record);
 }
 
 // The rate changes after the backward, whose early steps used the old one.
-absl::Status ChangesRate(Trainee* t, int step, Record* record) {
+absl::Status ChangesRate(EarlyTrainee* t, int step, Record* record) {
   TESSERA_RETURN_IF_ERROR(t->Backward(step));
   if (step % 2 == 1) {
     TESSERA_RETURN_IF_ERROR(t->engine->SetLearningRate(1e-3 * (step + 1)));
   }
-  return t->engine->Step();
+  return t->Step();
 }
 
-absl::Status WritesParameters(Trainee* t, int step, Record* record) {
+absl::Status WritesParameters(EarlyTrainee* t, int step, Record* record) {
   TESSERA_RETURN_IF_ERROR(t->Backward(step));
   if (step % 2 == 1) {
     torch::NoGradGuard no_grad;
     t->parameter("blocks.3.up.weight").mul_(1.25);
     t->parameter("head.bias").add_(0.5);
   }
-  return t->engine->Step();
+  return t->Step();
 }
 
 // A hook that throws: no rank has that micro-batch.
-absl::Status FailsInBackward(Trainee* t, int step, Record* record) {
+absl::Status FailsInBackward(EarlyTrainee* t, int step, Record* record) {
   if (step % 3 == 1) {
     const at::Tensor loss = t->Loss(step);
     bool fails = true;
@@ -89,22 +116,22 @@ absl::Status FailsInBackward(Trainee* t, int step, Record* record) {
     t->parameter("blocks.0.up.weight").remove_hook(hook);
     if (failed.ok()) return absl::InternalError("it did not fail");
   }
-  return TrainWide(t, step, step + 1, record);
+  return Train(t, step, step + 1, record);
 }
 
 // The number of parameters changes from one step to the next: what was expected
 // does not come, or comes late.
-absl::Status Freezes(Trainee* t, int step, Record* record) {
+absl::Status Freezes(EarlyTrainee* t, int step, Record* record) {
   Wide(*t).Freeze(1, step % 3 != 0);
   Wide(*t).Freeze(3, step % 4 == 2);
-  return TrainWide(t, step, step + 1, record);
+  return Train(t, step, step + 1, record);
 }
 
 // A save that is written while the next step's units are stepped early, and a
 // load after some have been.
-absl::Status SavesAndLoads(Trainee* t, int step, Record* record) {
+absl::Status SavesAndLoads(EarlyTrainee* t, int step, Record* record) {
   const std::string dir = absl::StrCat(TrainingSpec::SwapFolder(), "/saved");
-  TESSERA_RETURN_IF_ERROR(TrainWide(t, step, step + 1, record));
+  TESSERA_RETURN_IF_ERROR(Train(t, step, step + 1, record));
   SaveOptions options;
   options.async = true;
   if (step % 4 == 0) {
@@ -117,9 +144,9 @@ absl::Status SavesAndLoads(Trainee* t, int step, Record* record) {
 
 // The checkpoint has no states of a unit that was frozen then: a load drops
 // those that the unit has got since, and its next step begins with zeros.
-absl::Status LoadsWithoutStates(Trainee* t, int step, Record* record) {
+absl::Status LoadsWithoutStates(EarlyTrainee* t, int step, Record* record) {
   const std::string dir = absl::StrCat(TrainingSpec::SwapFolder(), "/frozen");
-  TESSERA_RETURN_IF_ERROR(TrainWide(t, step, step + 1, record));
+  TESSERA_RETURN_IF_ERROR(Train(t, step, step + 1, record));
   if (step == 0) {
     TESSERA_RETURN_IF_ERROR(t->engine->SaveCheckpoint(dir));
     Wide(*t).Freeze(1, false);
@@ -145,27 +172,20 @@ const std::vector<std::pair<std::string, Program>>& Programs() {
   return *programs;
 }
 
-// Step keeps what has begun by then: this makes that some, once in a run, on a
-// processor that is never there for the stream's thread, too.
-class BeginsFirst {
- public:
-  explicit BeginsFirst(bool begins) { SetBeginsQueued(begins); }
-  ~BeginsFirst() { SetBeginsQueued(false); }
-};
-
 // args: "<program>|<TrainingSpec>". "<units stepped early>\n<record>".
 TESSERA_RANK_FUNCTION(TrainProgram) {
   const std::vector<std::string> parts =
       absl::StrSplit(args, absl::MaxSplits('|', 1));
   const TrainingSpec spec = TrainingSpec::FromText(parts[1]);
   testdevice::Register({});  // before the CPU's first backward
-  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+  EarlyTrainee t;
+  TESSERA_ASSIGN_OR_RETURN(static_cast<Trainee&>(t),
                            MakeWideOnDevice(spec, world.communicator()));
   Record record;
   int64_t early_units = 0;
   for (const auto& [name, program] : Programs()) {
     for (int step = 0; name == parts[0] && step < kSteps; ++step) {
-      const BeginsFirst begins(early_units == 0);
+      t.awaits_begun = early_units == 0;
       TESSERA_RETURN_IF_ERROR(program(&t, step, &record));
       const StepReport& report = t.engine->last_step();
       early_units += report.offload.early_units;
