@@ -48,8 +48,8 @@ absl::StatusOr<DirectedUnit> DirectedUnits::Begin(size_t u) {
 absl::StatusOr<bool> DirectedUnits::Apply(size_t u, const UnitStep& step,
                                           const at::Tensor& gradient) {
   UnitStep::Counts counts;
-  return StepHere(parts_.flats[u].get(), step, gradient,
-                  parts_.states.average(u) != nullptr, &counts, parts_.changed);
+  return StepHere(parts_.flats[u].get(), step, gradient, &counts,
+                  parts_.changed);
 }
 
 // The gradient becomes the direction.
