@@ -212,7 +212,7 @@ class SliceStep {
 }  // namespace
 
 absl::StatusOr<bool> StepHere(FlatParameter* flat, const UnitStep& step,
-                              const at::Tensor& gradient, bool average,
+                              const at::Tensor& gradient,
                               UnitStep::Counts* counts, bool* changed) {
   const TraceScope trace(TraceTrack::kStep, "update", flat->name());
   ShardStates& states = flat->states();
@@ -223,9 +223,9 @@ absl::StatusOr<bool> StepHere(FlatParameter* flat, const UnitStep& step,
       Raised::Of(directs ? nullptr : states.separate_working()));
   // A descent reads the average alone, a direction all but that.
   std::vector<TieredBuffer>& moments = states.moments();
-  const size_t formula = moments.size() - (average ? 1 : 0);
-  const size_t begin = step.phase() == StepPhase::kDescent ? formula : 0;
-  const size_t end = directs ? formula : moments.size();
+  const size_t begin =
+      step.phase() == StepPhase::kDescent ? step.num_states() : 0;
+  const size_t end = directs ? step.num_states() : moments.size();
   StepTensors tensors;
   std::vector<Raised> raised;
   for (size_t s = begin; s < end; ++s) {

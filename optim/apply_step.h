@@ -37,12 +37,11 @@ namespace tessera {
 
 // Steps all owned elements of the unit with `gradient`, and returns whether the
 // working shard was written, too. A direction or a descent (StepPhase) loads
-// only the states that it reads. `average`: the last moment is an average.
-// `*changed` is set before the first change. REQUIRES:
-// FlatParameter::PrepareUpdate. LOCAL, ASYNC on devices. Errors are those of
-// offloaded states; throws as UnitStep::Apply.
+// only the states that it reads. `*changed` is set before the first change.
+// REQUIRES: FlatParameter::PrepareUpdate. LOCAL, ASYNC on devices. Errors are
+// those of offloaded states; throws as UnitStep::Apply.
 absl::StatusOr<bool> StepHere(FlatParameter* flat, const UnitStep& step,
-                              const at::Tensor& gradient, bool average,
+                              const at::Tensor& gradient,
                               UnitStep::Counts* counts, bool* changed);
 
 // HostFactor: the device's decision on its way to the host, one for all units

@@ -17,13 +17,10 @@
 
 #include "ATen/ops/empty.h"
 #include "ATen/ops/zeros.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "base/status.h"
 #include "optim/algorithms/algorithm.h"
 #include "optim/matrix/newton_schulz.h"
-#include "optim/norm/grad_norm.h"
 
 namespace tessera {
 namespace {
@@ -58,58 +55,38 @@ double ScaleOf(const OptimizerOptions& o, const DirectedParameter& p) {
   return RowOf(o.algorithm).directed->scale(o, p);
 }
 
-// Returns a parameter's norm from the sums of all ranks.
-absl::StatusOr<double> NormOf(
-    const std::vector<std::vector<absl::string_view>>& all, size_t number) {
-  NormSum sum(/*p=*/2);
-  for (const auto& rank : all) {
-    if (number >= rank.size()) {
-      return absl::DataLossError("trust ratios: a rank has sent too few sums");
-    }
-    TESSERA_RETURN_IF_ERROR(sum.Merge(rank[number]));
-  }
-  return sum.Norm();
-}
-
 }  // namespace
 
-absl::StatusOr<std::string> TrustSums(const DirectedUnit& unit,
-                                      const at::Tensor& masters) {
+void AddTrustSums(const DirectedUnit& unit, const at::Tensor& masters,
+                  std::vector<NormSum>* sums) {
   const FlatParameter& flat = *unit.flat;
   const Range shard = flat.layout().shard(flat.communicator()->rank());
-  std::vector<std::string> sums;
   for (const Parameter& p : flat.parameters()) {
     const Range mine = Intersect(Intersect(p.range, shard), flat.owned());
     for (const at::Tensor& of : {masters, unit.direction}) {
-      NormSum sum(/*p=*/2);
+      NormSum& sum = sums->emplace_back(/*p=*/2);
       if (!mine.empty()) {
         sum.Add(of.narrow(0, mine.begin - flat.owned().begin, mine.numel()),
                 p.storage_offset + mine.begin - p.range.begin);
       }
       sum.Finish();
-      sums.push_back(sum.Serialize());
     }
   }
-  return absl::StrJoin(sums, "\n");
 }
 
-absl::StatusOr<std::vector<Completion>> TrustRatios(
-    absl::Span<const DirectedUnit> units, const std::vector<std::string>& sums,
+std::vector<Completion> TrustRatios(
+    absl::Span<const DirectedUnit> units, const std::vector<NormSum>& sums,
     const std::vector<OptimizerOptions>& options,
     const std::vector<int>& group_of) {
-  std::vector<std::vector<absl::string_view>> all;
-  for (const std::string& rank : sums) {
-    all.push_back(absl::StrSplit(rank, '\n'));
-  }
   std::vector<Completion> completions;
-  size_t number = 0;
+  auto sum = sums.begin();
   for (const DirectedUnit& unit : units) {
     Completion& completion = completions.emplace_back();
     for (const Parameter& p : unit.flat->parameters()) {
       DirectedParameter of;
       of.numel = p.tensor.numel();
-      TESSERA_ASSIGN_OR_RETURN(of.master, NormOf(all, number++));
-      TESSERA_ASSIGN_OR_RETURN(of.direction, NormOf(all, number++));
+      of.master = (sum++)->Norm();
+      of.direction = (sum++)->Norm();
       const auto group =
           static_cast<size_t>(group_of[static_cast<size_t>(p.index)]);
       completion.scales.push_back(ScaleOf(options[group], of));

@@ -22,7 +22,6 @@
 
 #include <deque>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -31,6 +30,7 @@
 #include "absl/types/span.h"
 #include "comm/communicator.h"
 #include "optim/algorithms/optimizer_options.h"
+#include "optim/norm/grad_norm.h"
 #include "optim/unit_step.h"
 #include "sharding/flat/flat_parameter.h"
 
@@ -51,16 +51,15 @@ struct Completion {
   at::Tensor direction;
 };
 
-// Returns, for LAMB and Adafactor, the exact sums of squares of each
-// parameter's masters and direction in this rank's shard, one after the other
-// as text. LOCAL.
-absl::StatusOr<std::string> TrustSums(const DirectedUnit& unit,
-                                      const at::Tensor& masters);
-// Computes the scales of units (DirectedRow::scale) from the sums of all ranks
-// of the shard group, which each has joined with '\n'. `options`: by group;
-// `group_of`: by parameter of the model. LOCAL.
-absl::StatusOr<std::vector<Completion>> TrustRatios(
-    absl::Span<const DirectedUnit> units, const std::vector<std::string>& sums,
+// Adds to `sums`, for LAMB and Adafactor, the exact sums of squares of each
+// parameter's masters and direction in this rank's shard. LOCAL.
+void AddTrustSums(const DirectedUnit& unit, const at::Tensor& masters,
+                  std::vector<NormSum>* sums);
+// Computes the scales of units (DirectedRow::scale) from their sums over the
+// shard group. `options`: by group; `group_of`: by parameter of the model.
+// LOCAL.
+std::vector<Completion> TrustRatios(
+    absl::Span<const DirectedUnit> units, const std::vector<NormSum>& sums,
     const std::vector<OptimizerOptions>& options,
     const std::vector<int>& group_of);
 

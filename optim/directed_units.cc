@@ -1,11 +1,9 @@
 #include "optim/directed_units.h"
 
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "optim/apply_step.h"
 #include "optim/factored/adafactor.h"
@@ -48,8 +46,8 @@ absl::StatusOr<DirectedUnit> DirectedUnits::Begin(size_t u) {
 absl::StatusOr<bool> DirectedUnits::Apply(size_t u, const UnitStep& step,
                                           const at::Tensor& gradient) {
   UnitStep::Counts counts;
-  return StepHere(parts_.flats[u].get(), step, gradient,
-                  parts_.states.average(u) != nullptr, &counts, parts_.changed);
+  return StepHere(parts_.flats[u].get(), step, gradient, &counts,
+                  parts_.changed);
 }
 
 // The gradient becomes the direction.
@@ -79,20 +77,17 @@ absl::Status DirectedUnits::Descend(size_t u, const DirectedUnit& unit,
 // One exchange of the norms of masters and directions, and all descents.
 absl::Status DirectedUnits::DescendByNorms(const std::vector<size_t>& units,
                                            std::vector<DirectedUnit> directed) {
-  std::vector<std::string> sums;
+  std::vector<NormSum> sums;
   for (const DirectedUnit& unit : directed) {
     TESSERA_ASSIGN_OR_RETURN(const Raised masters,
                              unit.flat->states().RaiseValue());
-    TESSERA_ASSIGN_OR_RETURN(std::string mine, TrustSums(unit, masters.View()));
-    sums.push_back(std::move(mine));
+    AddTrustSums(unit, masters.View(), &sums);
   }
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> all,
-      directed[0].flat->communicator()->AllGatherStrings(
-          absl::StrJoin(sums, "\n"), CommTag{"trust ratios"}));
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<Completion> completions,
-      TrustRatios(directed, all, parts_.groups.options, parts_.groups.of));
+  Communicator* const comm = directed[0].flat->communicator();
+  TESSERA_RETURN_IF_ERROR(
+      SumOverRanks(comm->world_size(), CommTag{"trust ratios"}, comm, &sums));
+  const std::vector<Completion> completions =
+      TrustRatios(directed, sums, parts_.groups.options, parts_.groups.of);
   for (size_t i = 0; i < units.size(); ++i) {
     TESSERA_RETURN_IF_ERROR(Descend(units[i], directed[i], completions[i]));
     directed[i].direction.reset();

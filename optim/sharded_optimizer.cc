@@ -63,13 +63,12 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
 
 // Operators do a program's own, libtorch's kernels plain AdamW of one dtype on
 // any device.
-absl::Status ShardedOptimizer::CheckKernels(size_t u) const {
+absl::Status ShardedOptimizer::CheckKernels(size_t u) {
   const FlatParameter& flat = *flats_[u];
   const at::Device device = flat.update_device();
   const Formula formula = states_->FormulaOf(u);
-  if (IsDirection(formula)) {
-    TESSERA_RETURN_IF_ERROR(CheckDirected(flat, formula));
-  }
+  is_directed_.push_back(IsDirection(formula));
+  if (is_directed_[u]) TESSERA_RETURN_IF_ERROR(CheckDirected(flat, formula));
   const bool plain = IsPlainAdamW(groups_.options) &&
                      states_->OptionsOf(u).states == StateType::kFloat32 &&
                      flat.master_dtype() == flat.step_dtype();
@@ -139,7 +138,7 @@ absl::Status ShardedOptimizer::StepUnits(const std::vector<size_t>& units,
   std::vector<size_t> directed;
   early_->BeginStep();
   for (const size_t u : units) {
-    if (IsDirection(states_->FormulaOf(u))) {
+    if (is_directed_[u]) {
       directed.push_back(u);
       continue;
     }
@@ -160,8 +159,7 @@ absl::Status ShardedOptimizer::StepUnits(const std::vector<size_t>& units,
     } else {
       TESSERA_ASSIGN_OR_RETURN(
           working_written,
-          StepHere(&flat, step, gradient.owned(),
-                   states_->average(u) != nullptr, &counts, &half_stepped_));
+          StepHere(&flat, step, gradient.owned(), &counts, &half_stepped_));
     }
     half_stepped_ = true;
     if (flat.updated_on_host() && !flat.can_be_freed()) {

@@ -106,7 +106,7 @@ class ShardedOptimizer {
   };
   ShardedOptimizer(std::vector<std::shared_ptr<FlatParameter>> flats,
                    ParameterGroups groups);
-  absl::Status CheckKernels(size_t u) const;
+  absl::Status CheckKernels(size_t u);
   absl::Status StepUnits(const std::vector<size_t>& units, Gradients* gradients,
                          const GradientFactor& factor,
                          std::vector<Awaited>* awaited);
@@ -122,6 +122,7 @@ class ShardedOptimizer {
   std::unique_ptr<OptimizerStates> states_;
   std::unique_ptr<StepCounts> counts_;
   std::unique_ptr<EarlySteps> early_;
+  std::vector<bool> is_directed_;  // by unit: DirectedUnits steps it
   bool half_stepped_ = false;
 };
 

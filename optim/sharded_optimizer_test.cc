@@ -272,8 +272,8 @@ TEST_P(ShardedOptimizerTest, WritesA16BitWorkingCopy) {
                             {0, 0, 0}, 1);
         UnitStep::Counts counts;
         bool changed = false;
-        EXPECT_THAT(StepHere(&flat, unit, torch::randn_like(masters),
-                             /*average=*/false, &counts, &changed),
+        EXPECT_THAT(StepHere(&flat, unit, torch::randn_like(masters), &counts,
+                             &changed),
                     IsOkAndHolds(true));
         EXPECT_TRUE(at::equal(working, masters.to(dtype)));
         // Publishes what it has been given, if told so.

@@ -29,16 +29,15 @@ NumberType NumberTypeOf(at::ScalarType dtype) {
   }
 }
 
-// All of a unit's owned elements. A working copy of another type than the
-// kernel's stays to be written.
-StepRange RangeOf(Formula formula, const StepTensors& tensors) {
+// All of a unit's owned elements; `count`: of the formula's states. A working
+// copy of another type than the kernel's stays to be written.
+StepRange RangeOf(size_t count, const StepTensors& tensors) {
   StepRange range;
   range.master = tensors.masters.mutable_data_ptr();
   range.master_type = NumberTypeOf(tensors.masters.scalar_type());
   range.state_type = range.master_type == NumberType::kFloat64
                          ? NumberType::kFloat64
                          : NumberType::kFloat32;
-  const auto count = static_cast<size_t>(StatesOf(formula).count);
   if (tensors.states.size() > count) {
     range.average = tensors.states[count].mutable_data_ptr();
   }
@@ -164,13 +163,17 @@ UnitStep::UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
       flat_(&flat),
       device_(flat.update_device()),
       phase_(phase),
-      first_group_(static_cast<size_t>(
-          group_of[static_cast<size_t>(flat.parameters()[0].index)])),
       kernel_(IsForKernel(device_.type(), flat.step_dtype(), options)) {
+  // All parameters of the unit have the formula of the first.
+  const OptimizerOptions& own = options[static_cast<size_t>(
+      group_of[static_cast<size_t>(flat.parameters()[0].index)])];
+  const bool descends = phase == StepPhase::kDescent;
+  formula_ = descends ? Formula::kDescent : FormulaOf(own);
+  num_states_ = static_cast<size_t>(StateCountOf(own));
   // Each parameter has random bits, or a call, of its own.
-  const bool merges = options_[first_group_].states == StateType::kFloat32 &&
+  const bool merges = own.states == StateType::kFloat32 &&
                       flat.master_dtype() == flat.step_dtype() &&
-                      options_[first_group_].custom == nullptr;
+                      own.custom == nullptr;
   const int64_t first = flat.owned().begin;
   // Elements of storages, parameters' or not, that are not stepped.
   int64_t left_out = 0;
@@ -190,13 +193,21 @@ UnitStep::UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
                   group_of[static_cast<size_t>(p.index)],
                   p.index,
                   parameter,
-                  scales.empty() ? 1 : scales[parameter]};
+                  scales.empty() ? 1 : scales[parameter],
+                  {}};
     const bool extended =
         !runs_.empty() && merges &&
         (kernel_ ? runs_.back().Extend(run) : runs_.back().ExtendInGroups(run));
     if (!extended) runs_.push_back(run);
   }
   steps_all_ = left_out == 0;
+  for (Run& run : runs_) {
+    const OptimizerOptions& group = options[static_cast<size_t>(run.group)];
+    run.coefficients =
+        descends ? DescentOf(group, run.step, run.scale)
+                 : CoefficientsOf(group, run.step, /*gradient_factor=*/1,
+                                  SeedOf(run.parameter, run.step));
+  }
 }
 
 bool UnitStep::operator==(const UnitStep& other) const {
@@ -214,24 +225,11 @@ bool UnitStep::Apply(Range slice, const StepTensors& tensors,
   return false;
 }
 
-Formula UnitStep::formula() const {
-  return phase_ == StepPhase::kDescent ? Formula::kDescent
-                                       : FormulaOf(options_[first_group_]);
-}
-
-StepCoefficients UnitStep::CoefficientsFor(const Run& run) const {
-  const OptimizerOptions& options = options_[static_cast<size_t>(run.group)];
-  if (phase_ == StepPhase::kDescent) {
-    return DescentOf(options, run.step, run.scale);
-  }
-  return CoefficientsOf(options, run.step, factor_.value,
-                        SeedOf(run.parameter, run.step));
-}
-
 // True if the working copy was written, too: that of what was not stepped is
 // its masters rounded already.
 bool UnitStep::ApplyKernel(Range slice, const StepTensors& tensors) const {
-  const StepRange all = RangeOf(formula(), tensors);
+  const StepRange all =
+      RangeOf(phase_ == StepPhase::kDescent ? 0 : num_states_, tensors);
   std::vector<StepPart> parts;  // of a device, at once
   for (const Run& whole : runs_) {
     const Run run = whole.In(slice);
@@ -239,9 +237,10 @@ bool UnitStep::ApplyKernel(Range slice, const StepTensors& tensors) const {
     StepPart part;
     part.range = Part(all, run.range.begin, run.range.end);
     part.range.number = run.in_parameter.begin;
-    part.coefficients = CoefficientsFor(run);
+    part.coefficients = run.coefficients;
+    part.coefficients.gradient_factor = factor_.value;
     if (device_.is_cpu()) {
-      StepInThreads(formula(), part, Slice(tensors.masters, run.range));
+      StepInThreads(formula_, part, Slice(tensors.masters, run.range));
       continue;
     }
     // The block may be one that the part before ends in: after that, then.
@@ -255,7 +254,7 @@ bool UnitStep::ApplyKernel(Range slice, const StepTensors& tensors) const {
 void UnitStep::StepOnDevice(std::vector<StepPart>* parts) const {
   if (parts->empty()) return;
   const c10::DeviceGuard guard(device_);
-  DeviceKernelsOf(device_.type())->Step(formula(), *parts, factor_.scalars);
+  DeviceKernelsOf(device_.type())->Step(formula_, *parts, factor_.scalars);
   parts->clear();
 }
 

@@ -107,6 +107,9 @@ class UnitStep {
   // optimizer says (StatusException).
   bool Apply(Range slice, const StepTensors& tensors, Counts* counts) const;
   StepPhase phase() const { return phase_; }
+  // Returns the number of the formula's states, which a direction needs and a
+  // descent does not; the unit's average comes after them if there is one.
+  size_t num_states() const { return num_states_; }
   // Whether every element of the storages is stepped: none belongs to a
   // parameter without a gradient, or to no parameter.
   bool steps_all() const { return steps_all_; }
@@ -134,6 +137,7 @@ class UnitStep {
     int64_t parameter;  // of the model, the first segment's
     size_t in_unit;     // the same, of the unit
     double scale;
+    StepCoefficients coefficients;  // except for the factor of gradients
 
     bool operator==(const Run& other) const;
     bool aligned() const;
@@ -147,8 +151,6 @@ class UnitStep {
     Run In(Range slice) const;
   };
   bool ApplyKernel(Range slice, const StepTensors& tensors) const;
-  Formula formula() const;
-  StepCoefficients CoefficientsFor(const Run& run) const;
   // Launches the parts and clears `parts`.
   void StepOnDevice(std::vector<StepPart>* parts) const;
   // unit_step_operators.cc
@@ -163,7 +165,8 @@ class UnitStep {
   const FlatParameter* flat_;
   at::Device device_;
   StepPhase phase_;
-  size_t first_group_ = 0;  // of a parameter of the unit: all have its formula
+  Formula formula_;  // of the phase
+  size_t num_states_ = 0;
   bool kernel_ = false;
   bool steps_all_ = false;
   std::vector<Run> runs_;

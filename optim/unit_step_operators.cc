@@ -109,7 +109,7 @@ void UnitStep::ApplyOperators(Range slice, const StepTensors& tensors,
   StepTensors wide = tensors;
   wide.gradient = tensors.gradient.to(tensors.masters.scalar_type());
   Multiply(wide.gradient, factor_);
-  if (formula() == Formula::kCustom) return ApplyCustom(slice, wide);
+  if (formula_ == Formula::kCustom) return ApplyCustom(slice, wide);
   for (size_t group = 0; group < options_.size(); ++group) {
     ApplyLibtorch(static_cast<int>(group), slice, wide, counts);
   }
@@ -138,10 +138,9 @@ void UnitStep::ApplyLibtorch(int group, Range slice, const StepTensors& tensors,
     if (options.amsgrad) {
       lists.max_exp_avg_sqs.push_back(view(tensors.states[2]));
     }
-    const size_t average = options.amsgrad ? 3 : 2;
-    if (tensors.states.size() > average) {
-      lists.averages.push_back(view(tensors.states[average]));
-      weights.push_back(CoefficientsFor(run).average_weight);
+    if (tensors.states.size() > num_states_) {
+      lists.averages.push_back(view(tensors.states[num_states_]));
+      weights.push_back(run.coefficients.average_weight);
     }
     steps.push_back(run.step);
     at::Tensor& count = (*counts)[run.step];
@@ -199,14 +198,13 @@ void UnitStep::ApplyCustom(Range slice, const StepTensors& tensors) const {
                        view(tensors.masters),
                        view(tensors.gradient),
                        {}};
-    const auto count = options.custom->states.size();
-    for (size_t s = 0; s < count; ++s) {
+    for (size_t s = 0; s < num_states_; ++s) {
       step.states.push_back(view(tensors.states[s]));
     }
     ThrowIfError(CallCustom(*options.custom, step));
-    if (tensors.states.size() > count) {
-      view(tensors.states[count])
-          .lerp_(step.master, CoefficientsFor(run).average_weight);
+    if (tensors.states.size() > num_states_) {
+      view(tensors.states[num_states_])
+          .lerp_(step.master, run.coefficients.average_weight);
     }
     PutBack(undo);
   }

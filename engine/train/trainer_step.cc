@@ -90,6 +90,7 @@ absl::Status Trainer::OptimizerStep() {
   absl::Status status = gradients.TakeLooks();
   status.Update(gradients.CheckNothingPending());
   status.Update(known);
+  gradients.Enter();
 
   ExclusiveScope exclusive(guard_, "Step");
   const absl::Status entered = exclusive.Enter(status);
@@ -105,7 +106,6 @@ absl::Status Trainer::OptimizerStep() {
   const std::vector<OptimizerOptions> scheduled = groups_.Scheduled(step_);
   ShardedOptimizer& optimizer = *optimization_.optimizer();
   optimizer.SetOptions(scheduled);
-  gradients.Enter();
   absl::StatusOr<StepOutcome> outcome =
       StepShards(guard_->model().flats(), &gradients, divisor, options,
                  &optimizer, guard_->model().data());

@@ -10,6 +10,12 @@ void SetAverage(const OptimizerOptions& o, int64_t step, StepCoefficients* k) {
   if (o.ema_decay > 0) k->average_weight = step == 1 ? 1 : 1 - o.ema_decay;
 }
 
+uint64_t Mixed(uint64_t x) {
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return x ^ x >> 31;
+}
+
 }  // namespace
 
 const AlgorithmRow& RowOf(Algorithm algorithm) {
@@ -85,6 +91,11 @@ int StateCountOf(const OptimizerOptions& o) {
   const Formula formula = FormulaOf(o);
   return formula == Formula::kCustom ? o.custom_states
                                      : StatesOf(formula).count;
+}
+
+uint64_t SeedOf(int64_t parameter, int64_t step) {
+  return Mixed(Mixed(static_cast<uint64_t>(parameter) + 0x9e3779b97f4a7c15u) ^
+               static_cast<uint64_t>(step));
 }
 
 StepCoefficients CoefficientsOf(const OptimizerOptions& o, int64_t step,

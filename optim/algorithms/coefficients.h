@@ -32,6 +32,8 @@ StepStates StatesOf(Formula formula);
 // Returns the number of states, also for a program's own optimizer.
 int StateCountOf(const OptimizerOptions& options);
 
+// Returns the seed of a parameter's step, by its number in the model.
+uint64_t SeedOf(int64_t parameter, int64_t step);
 // Returns a step's coefficients. `step` counts from 1.
 StepCoefficients CoefficientsOf(const OptimizerOptions& options, int64_t step,
                                 double gradient_factor = 1, uint64_t seed = 0);

@@ -1,10 +1,5 @@
 #include "optim/gradients/gradient_norms.h"
 
-#include <string>
-
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
@@ -47,31 +42,12 @@ absl::StatusOr<std::vector<double>> GradientNorms(
     const Flats& flats, const Gradients& gradients,
     const std::vector<int>& set_of, size_t sets, double norm_type,
     Communicator* comm) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<NormSum> mine,
+  TESSERA_ASSIGN_OR_RETURN(std::vector<NormSum> sums,
                            SumsHere(flats, gradients, set_of, sets, norm_type));
-  std::vector<std::string> texts;
-  for (const NormSum& sum : mine) texts.push_back(sum.Serialize());
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
-                           comm->AllGatherStrings(absl::StrJoin(texts, "\n"),
-                                                  CommTag{"gradient norm"}));
-  std::vector<std::vector<absl::string_view>> of_set(sets);
-  for (const std::string& rank : ranks) {
-    const std::vector<absl::string_view> sums = absl::StrSplit(rank, '\n');
-    if (sums.size() != sets) {
-      return absl::DataLossError(absl::StrCat(
-          "gradient norm: expected ", sets, " sums of each rank, got ",
-          sums.size(), "; see that all ranks run one build"));
-    }
-    for (size_t i = 0; i < sums.size(); ++i) of_set[i].push_back(sums[i]);
-  }
-  const int group_size = flats[0]->communicator()->world_size();
+  TESSERA_RETURN_IF_ERROR(SumOverRanks(flats[0]->communicator()->world_size(),
+                                       CommTag{"gradient norm"}, comm, &sums));
   std::vector<double> norms;
-  for (const auto& sums : of_set) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const NormSum sum,
-        SumOfGroup(sums, static_cast<size_t>(group_size), norm_type));
-    norms.push_back(sum.Norm());
-  }
+  for (const NormSum& sum : sums) norms.push_back(sum.Norm());
   return norms;
 }
 

@@ -68,23 +68,12 @@ void StepDoubles(const StepRange& r, const StepCoefficients& k) {
   }
 }
 
-uint64_t Mixed(uint64_t x) {
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  return x ^ x >> 31;
-}
-
 void* At(void* begin, NumberType type, int64_t i) {
   return begin == nullptr ? nullptr
                           : static_cast<char*>(begin) + BytesOf(type, i);
 }
 
 }  // namespace
-
-uint64_t SeedOf(int64_t parameter, int64_t step) {
-  return Mixed(Mixed(static_cast<uint64_t>(parameter) + 0x9e3779b97f4a7c15u) ^
-               static_cast<uint64_t>(step));
-}
 
 int64_t BytesOf(NumberType type, int64_t numel) {
   switch (type) {

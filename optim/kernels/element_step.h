@@ -35,8 +35,6 @@
 
 namespace tessera {
 
-// Returns the seed of a parameter's step, by its number in the model.
-uint64_t SeedOf(int64_t parameter, int64_t step);
 // Makes the random bits of masters differ from those of the states.
 inline constexpr uint64_t kMasterSeed = 0xd1b54a32d192ed03;
 

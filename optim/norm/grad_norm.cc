@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,11 +10,13 @@
 #include "ATen/ops/cat.h"
 #include "ATen/ops/view_as_real.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/bits.h"
 #include "base/check.h"
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
+#include "comm/communicator.h"
 #include "optim/norm/block_powers.h"
 
 namespace tessera {
@@ -134,20 +135,38 @@ double NormSum::Norm() const {
                                       1 / static_cast<long double>(p_)));
 }
 
-absl::StatusOr<NormSum> SumOfGroup(absl::Span<const absl::string_view> all,
-                                   size_t group_size, double p) {
-  std::optional<NormSum> first;
-  for (size_t begin = 0; begin < all.size(); begin += group_size) {
-    NormSum sum(p);
-    for (size_t rank = begin; rank < begin + group_size; ++rank) {
-      TESSERA_RETURN_IF_ERROR(sum.Merge(all[rank]));
+absl::Status SumOverRanks(int64_t group_size, const CommTag& tag,
+                          Communicator* comm, std::vector<NormSum>* sums) {
+  std::vector<std::string> texts;
+  for (const NormSum& sum : *sums) texts.push_back(sum.Serialize());
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> ranks,
+      comm->AllGatherStrings(absl::StrJoin(texts, "\n"), tag));
+  const auto size = static_cast<size_t>(group_size);
+  std::vector<NormSum> first;
+  for (size_t begin = 0; begin < ranks.size(); begin += size) {
+    std::vector<NormSum> group;
+    for (const NormSum& sum : *sums) group.emplace_back(sum.p());
+    for (size_t rank = begin; rank < begin + size; ++rank) {
+      const std::vector<absl::string_view> theirs =
+          absl::StrSplit(ranks[rank], '\n');
+      if (theirs.size() != group.size()) {
+        return absl::DataLossError(absl::StrCat(
+            tag.what, ": expected ", group.size(), " sums of each rank, got ",
+            theirs.size(), "; see that all ranks run one build"));
+      }
+      for (size_t i = 0; i < group.size(); ++i) {
+        TESSERA_RETURN_IF_ERROR(group[i].Merge(theirs[i]));
+      }
     }
-    if (!first.has_value()) first = sum;
-    if (sum.Serialize() == first->Serialize()) continue;
-    return ReplicasDiffer(static_cast<int64_t>(begin),
-                          static_cast<int64_t>(group_size));
+    if (begin == 0) first = group;
+    for (size_t i = 0; i < group.size(); ++i) {
+      if (group[i].Serialize() == first[i].Serialize()) continue;
+      return ReplicasDiffer(static_cast<int64_t>(begin), group_size);
+    }
   }
-  return *first;
+  *sums = std::move(first);
+  return absl::OkStatus();
 }
 
 absl::Status ReplicasDiffer(int64_t first, int64_t group_size) {

@@ -18,20 +18,21 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "optim/norm/exact_sum.h"
 
 namespace tessera {
 
-// Each rank adds what it owns, then merges the others' texts:
+class Communicator;  // comm/communicator.h
+struct CommTag;
+
+// Each rank adds what it owns, then all exchange their sums:
 //
-//   NormSum sum(2);
-//   for (segments of this rank) sum.Add(gradient, first);
-//   sum.Finish();
-//   for (texts of the other ranks) TESSERA_RETURN_IF_ERROR(sum.Merge(text));
-//   const double norm = sum.Norm();
+//   std::vector<NormSum> sums(1, NormSum(2));
+//   for (segments of this rank) sums[0].Add(gradient, first);
+//   sums[0].Finish();
+//   TESSERA_RETURN_IF_ERROR(SumOverRanks(group_size, tag, comm, &sums));
+//   const double norm = sums[0].Norm();
 //
 // An element that is infinite makes the norm infinite, a NaN makes it NaN, even
 // beside infinities. So do (infinite) powers beyond double's range: float64
@@ -66,6 +67,7 @@ class NormSum {
 
   // Returns the norm of all that was added, 0 if nothing was.
   double Norm() const;
+  double p() const { return p_; }
 
  private:
   double p_;
@@ -76,11 +78,13 @@ class NormSum {
   ExactSum sum_;  // of the other block sums
 };
 
-// Returns the sum over the first `group_size` ranks, a shard group, of all
-// ranks' texts. The other groups are its replicas and must have the same sum.
-// ReplicasDiffer, and Merge's errors.
-absl::StatusOr<NormSum> SumOfGroup(absl::Span<const absl::string_view> all,
-                                   size_t group_size, double p);
+// Makes each of `sums` the sum over the first `group_size` ranks of `comm`, a
+// shard group. The other groups are its replicas and must have the same sums:
+// ReplicasDiffer. All ranks have as many sums, each of the same p as the
+// others'; else DataLoss and Merge's errors. REQUIRES: NormSum::Finish of all.
+// COLLECTIVE: one small exchange.
+absl::Status SumOverRanks(int64_t group_size, const CommTag& tag,
+                          Communicator* comm, std::vector<NormSum>* sums);
 // Returns the error that the gradients of ranks [first, first + group_size)
 // differ from those of the first `group_size`, whose replicas they are.
 absl::Status ReplicasDiffer(int64_t first, int64_t group_size);

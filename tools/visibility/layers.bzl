@@ -63,7 +63,7 @@ LAYERS = {
     "sharding/trace": ["base/...", "sharding/dispatch", "sharding/trace/operators"],
     "nn": ["base/...", "comm", "comm/world", "sharding/dispatch", "sharding/flat"],
     "sharding/gradient": ["base/...", "comm", "sharding/copy", "sharding/flat", "sharding/dispatch", "offload", "offload/disk"],
-    "optim/norm": ["base/..."],
+    "optim/norm": ["base/...", "comm"],
     "optim/kernels": ["base/...", "optim/algorithms", "optim/formulas"],
     "optim/custom": ["base/...", "optim/algorithms", "optim/kernels"],
     "optim/matrix": ["base/..."],
