@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/peer_gpt.h"
+#include "benchmarks/gpt/peer_gpt.h"
 
 namespace tessera {
 

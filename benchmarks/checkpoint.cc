@@ -45,7 +45,7 @@
 #include "base/memory/memory.h"
 #include "base/monotonic.h"
 #include "benchmarks/bare_disk.h"
-#include "benchmarks/peer_gpt.h"
+#include "benchmarks/gpt/peer_gpt.h"
 #include "benchmarks/program.h"
 #include "benchmarks/rank_program.h"
 #include "benchmarks/turns.h"

@@ -39,7 +39,7 @@
 #include "base/monotonic.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "benchmarks/peer_gpt.h"
+#include "benchmarks/gpt/peer_gpt.h"
 #include "benchmarks/program.h"
 #include "data/distributed_order.h"
 #include "data/text/token_corpus.h"

@@ -24,7 +24,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/str_format.h"
-#include "benchmarks/peer_gpt.h"
+#include "benchmarks/gpt/peer_gpt.h"
 #include "benchmarks/program.h"
 #include "benchmarks/rank_program.h"
 #include "engine/tessera.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "benchmarks/plain_libtorch.h"
+#include "benchmarks/gpt/plain_libtorch.h"
 
 namespace tessera {
 

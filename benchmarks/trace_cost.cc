@@ -20,7 +20,7 @@
 #include "absl/flags/usage.h"
 #include "base/status.h"
 #include "base/trace/trace.h"
-#include "benchmarks/peer_gpt.h"
+#include "benchmarks/gpt/peer_gpt.h"
 #include "benchmarks/rank_program.h"
 #include "comm/world/world.h"
 #include "config/config.pb.h"

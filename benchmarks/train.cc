@@ -3,12 +3,13 @@
 //
 //   train --world 2 --data kjv.txt --stage 3
 //   train --world 2 --data kjv.txt --engine none     without communication
+//   train --data kjv.txt --config zero3.json         any configuration
 //
 // With --turns it takes turns with other programs (benchmarks/turns.h); the
 // line that begins a turn is its number of steps.
 //
-// It uses the public API alone (and comm/launch/job.h, to read the flags), with
-// the default configuration except for the flags.
+// It uses the public API alone, with the default configuration except for the
+// flags (train_flags.h).
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -19,7 +20,6 @@
 #include <utility>
 #include <vector>
 
-#include "ATen/autocast_mode.h"
 #include "absl/flags/flag.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/escaping.h"
@@ -30,52 +30,19 @@
 #include "base/memory/memory.h"
 #include "base/monotonic.h"
 #include "base/torch/device_ledger.h"
-#include "benchmarks/peer_gpt.h"
-#include "benchmarks/plain_libtorch.h"
-#include "benchmarks/program.h"
+#include "benchmarks/gpt/made_on_device.h"
+#include "benchmarks/gpt/peer_gpt.h"
+#include "benchmarks/gpt/plain_gpt.h"
+#include "benchmarks/gpt/train_figures.h"
 #include "benchmarks/rank_program.h"
-#include "benchmarks/train_figures.h"
+#include "benchmarks/train_flags.h"
 #include "benchmarks/turns.h"
-#include "comm/launch/job.h"
 #include "data/mapped_file.h"
 #include "engine/tessera.h"
-#include "verify/plain/plain_autograd.h"
-
-ABSL_FLAG(std::string, data, "", "The text: any file.");
-ABSL_FLAG(std::string, engine, "tessera",
-          "tessera, or none: each process trains alone, with libtorch's fused "
-          "AdamW, and does not communicate.");
-ABSL_FLAG(std::string, device, "cpu", "cpu, or gpu: World::device().");
-ABSL_FLAG(int, stage, 3, "ZeRO stage, 0 to 3.");
-ABSL_FLAG(int64_t, dim, 512, "Width of the model.");
-ABSL_FLAG(int64_t, layers, 8, "Blocks.");
-ABSL_FLAG(int64_t, heads, 8, "Heads of attention.");
-ABSL_FLAG(int64_t, seq, 256, "Bytes of context.");
-ABSL_FLAG(int64_t, micro_batch, 2, "Sequences of a rank's step.");
-ABSL_FLAG(std::string, dtype, "fp32", "fp32 or bf16.");
-ABSL_FLAG(double, clip, 0, "Norm that gradients are clipped to; 0: none.");
-ABSL_FLAG(
-    std::string, recompute, "",
-    "Computes the blocks' activations again in backward: full or selective "
-    "(activation_checkpointing.policy); none by default.");
-ABSL_FLAG(std::string, states_on_disk, "",
-          "A folder where the optimizer's states are "
-          "(zero_optimization.offload_optimizer); in memory by default.");
-ABSL_FLAG(std::string, parameters_on_disk, "",
-          "A folder where the parameters' shards are, too "
-          "(zero_optimization.offload_param), none of them in memory; the "
-          "states as well, unless --states_on_disk says where.");
-ABSL_FLAG(bool, early_step, true, "sharding.offload.early_step.");
-ABSL_FLAG(int, steps, 8, "Steps; the first two are not timed.");
-ABSL_FLAG(bool, turns, false, "Take turns: see the top of train.cc.");
-ABSL_FLAG(std::string, backend, "auto", "auto, shm, gloo, hierarchical, nccl.");
-ABSL_FLAG(std::string, init, "",
-          "safetensors file of the initial weights; else those of seed 0.");
 
 namespace tessera {
 namespace {
 
-constexpr double kLr = 1e-3, kWeightDecay = 0.01;
 constexpr int kWarmUp = 2;  // steps, neither timed nor in the peaks
 
 absl::StatusOr<at::Device> DeviceOfFlags(const World& world) {
@@ -91,9 +58,9 @@ struct Batch {
 };
 
 // Uses the peers' generator, which gives the peers' indices.
-Batch BatchOf(const MappedFile& corpus, int step, int rank, at::Device device) {
+Batch BatchOf(const MappedFile& corpus, int64_t rows, int step, int rank,
+              at::Device device) {
   const int64_t seq = absl::GetFlag(FLAGS_seq);
-  const int64_t rows = absl::GetFlag(FLAGS_micro_batch);
   const auto size = static_cast<int64_t>(corpus.bytes().size());
   auto generator = at::make_generator<at::CPUGeneratorImpl>(
       static_cast<uint64_t>(1000 * step + rank));
@@ -115,61 +82,24 @@ class Trainer {
   virtual ~Trainer() = default;
   // Returns the loss.
   virtual absl::StatusOr<double> Step(const Batch& batch) = 0;
-  // Returns Engine::DescribeUnits.
+  // Returns Engine::stage and DescribeUnits.
+  virtual int Stage() const { return 0; }
   virtual std::vector<std::string> Units() const { return {}; }
   // Returns that of the last step; empty for plain libtorch.
   virtual StepMemoryReport Memory() const { return {}; }
 };
 
-void SetOffload(proto::ZeroOptimization* zero) {
-  std::string states = absl::GetFlag(FLAGS_states_on_disk);
-  const std::string parameters = absl::GetFlag(FLAGS_parameters_on_disk);
-  if (!parameters.empty()) {
-    zero->mutable_offload_param()->set_device("nvme");
-    zero->mutable_offload_param()->set_nvme_path(parameters);
-    zero->mutable_offload_param()->set_max_in_cpu(0);
-    if (states.empty()) states = parameters;
-  }
-  if (states.empty()) return;
-  zero->mutable_offload_optimizer()->set_device("nvme");
-  zero->mutable_offload_optimizer()->set_nvme_path(states);
-}
-
-proto::Config ConfigOfFlags() {
-  proto::Config config;
-  config.set_train_micro_batch_size_per_gpu(
-      static_cast<int32_t>(absl::GetFlag(FLAGS_micro_batch)));
-  config.set_gradient_clipping(absl::GetFlag(FLAGS_clip));
-  config.mutable_optimizer()->set_type("AdamW");
-  config.mutable_optimizer()->mutable_params()->set_lr(kLr);
-  config.mutable_optimizer()->mutable_params()->set_weight_decay(kWeightDecay);
-  config.mutable_zero_optimization()->set_stage(absl::GetFlag(FLAGS_stage));
-  SetOffload(config.mutable_zero_optimization());
-  config.mutable_sharding()->mutable_offload()->set_early_step(
-      absl::GetFlag(FLAGS_early_step));
-  const std::string recompute = absl::GetFlag(FLAGS_recompute);
-  if (!recompute.empty()) {
-    config.mutable_activation_checkpointing()->add_units("PeerBlock");
-    config.mutable_activation_checkpointing()->set_policy(recompute);
-  }
-  if (absl::GetFlag(FLAGS_dtype) == "bf16") {
-    config.mutable_bf16()->set_enabled(true);
-    config.set_communication_data_type("fp32");  // as the peers'
-  }
-  return config;
-}
-
 class Sharded : public Trainer {
  public:
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(
-      std::shared_ptr<PeerGpt> model, at::Device device) {
+      std::shared_ptr<PeerGpt> model, const proto::Config& config,
+      at::Device device) {
     auto trainer = std::make_unique<Sharded>();
     trainer->model_ = std::move(model);
     EngineOptions options;
     options.device = device;
-    TESSERA_ASSIGN_OR_RETURN(
-        trainer->engine_,
-        Engine::Create(trainer->model_, ConfigOfFlags(), options));
+    TESSERA_ASSIGN_OR_RETURN(trainer->engine_,
+                             Engine::Create(trainer->model_, config, options));
     const std::string init = absl::GetFlag(FLAGS_init);
     if (!init.empty()) {
       TESSERA_RETURN_IF_ERROR(trainer->engine_->LoadSafetensors(init).status());
@@ -177,7 +107,11 @@ class Sharded : public Trainer {
     return trainer;
   }
   absl::StatusOr<double> Step(const Batch& batch) override {
-    const at::Tensor loss = model_->Loss(batch.inputs, batch.targets);
+    at::Tensor loss;
+    {
+      const Engine::AutocastScope autocast(engine_.get());  // if it is on
+      loss = model_->Loss(batch.inputs, batch.targets);
+    }
     TESSERA_RETURN_IF_ERROR(engine_->Backward(loss));
     TESSERA_RETURN_IF_ERROR(engine_->Step());
     const double value = loss.item<double>();
@@ -186,6 +120,7 @@ class Sharded : public Trainer {
     (void)engine_->last_step();
     return value;
   }
+  int Stage() const override { return engine_->stage(); }
   std::vector<std::string> Units() const override {
     return engine_->DescribeUnits();
   }
@@ -198,62 +133,45 @@ class Sharded : public Trainer {
   std::unique_ptr<Engine> engine_;
 };
 
-// Trains with plain libtorch, as the peers' "single" does; with autocast for
-// bf16.
+// Trains with plain libtorch.
 class Alone : public Trainer {
  public:
-  Alone(std::shared_ptr<PeerGpt> model, at::Device device)
-      : device_(device.type()),
-        model_(std::move(model)),
-        optimizer_(model_->parameters(), kLr, kWeightDecay) {
-    at::autocast::set_autocast_dtype(device_, at::kBFloat16);
-  }
-
+  Alone(std::shared_ptr<PeerGpt> model, at::Device device,
+        const PlainGptOptions& options)
+      : plain_(std::move(model), device, options) {}
   absl::StatusOr<double> Step(const Batch& batch) override {
-    const bool bf16 = absl::GetFlag(FLAGS_dtype) == "bf16";
-    at::autocast::set_autocast_enabled(device_, bf16);
-    const at::Tensor loss = model_->Loss(batch.inputs, batch.targets);
-    at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(device_, false);
-    loss.backward();
-    if (absl::GetFlag(FLAGS_clip) > 0) {
-      torch::nn::utils::clip_grad_norm_(optimizer_.parameters(),
-                                        absl::GetFlag(FLAGS_clip));
-    }
-    optimizer_.Step();
-    return loss.item<double>();
+    return plain_.Step(batch.inputs, batch.targets);
   }
 
  private:
-  const at::DeviceType device_;
-  const PlainAutograd plain_autograd_;
-  std::shared_ptr<PeerGpt> model_;
-  PlainAdamW optimizer_;
+  PlainGpt plain_;
 };
 
 absl::StatusOr<std::unique_ptr<Trainer>> MakeTrainer(
-    std::shared_ptr<PeerGpt> model, at::Device device) {
-  const std::string engine = absl::GetFlag(FLAGS_engine);
-  if (engine == "tessera") return Sharded::Create(std::move(model), device);
-  if (engine != "none") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--engine: expected tessera or none, got '", engine, "'"));
+    std::shared_ptr<PeerGpt> model, const proto::Config& config,
+    at::Device device) {
+  if (absl::GetFlag(FLAGS_engine) == "tessera") {
+    return Sharded::Create(std::move(model), config, device);
   }
-  if (!absl::GetFlag(FLAGS_init).empty()) {
-    return absl::InvalidArgumentError("--init is not for --engine none");
-  }
-  model->to(device);
   return std::unique_ptr<Trainer>(
-      std::make_unique<Alone>(std::move(model), device));
+      std::make_unique<Alone>(std::move(model), device, PlainOptionsOfFlags()));
 }
 
+// What is trained, where.
+struct Task {
+  int64_t rows = 0;  // of a rank's step
+  std::string dtype;
+  int64_t parameters = 0;
+  at::Device device = at::kCPU;
+};
+
 // Runs steps `begin` to `end` of the training.
-absl::Status Train(int rank, const MappedFile& corpus, at::Device device,
+absl::Status Train(int rank, const MappedFile& corpus, const Task& task,
                    int begin, int end, Trainer& trainer, Figures* figures,
                    Peaks* peaks) {
   for (int i = begin; i < end; ++i) {
     if (i == kWarmUp) peaks->Restart();
-    const Batch batch = BatchOf(corpus, i, rank, device);
+    const Batch batch = BatchOf(corpus, task.rows, i, rank, task.device);
     const absl::Duration start = MonotonicNow();
     TESSERA_ASSIGN_OR_RETURN(const double loss, trainer.Step(batch));
     if (i >= kWarmUp) {
@@ -266,29 +184,36 @@ absl::Status Train(int rank, const MappedFile& corpus, at::Device device,
   return absl::OkStatus();
 }
 
-void PrintAll(const World& world, at::Device device, int64_t parameters,
-              const Trainer& trainer, const Figures& figures,
-              const Peaks& peaks, int64_t pss_bytes) {
-  const bool alone = absl::GetFlag(FLAGS_engine) == "none";
+Speed SpeedOf(const World& world, const Task& task, const Figures& figures) {
+  Speed speed;
+  speed.tokens = task.rows * absl::GetFlag(FLAGS_seq) * world.world_size();
+  speed.flops_per_token =
+      6 * task.parameters + 12 * absl::GetFlag(FLAGS_layers) *
+                                absl::GetFlag(FLAGS_dim) *
+                                absl::GetFlag(FLAGS_seq);
+  speed.peak_flops =
+      absl::GetFlag(FLAGS_peak_tflops) * 1e12 * world.world_size();
   const std::vector<double>& ms = figures.milliseconds;
-  const double median = ms.empty() ? 0 : Median(ms);
-  const double tokens =
-      static_cast<double>(absl::GetFlag(FLAGS_micro_batch) *
-                          absl::GetFlag(FLAGS_seq) * world.world_size());
-  const MemoryReport memory = LedgerOf(device).Report();
+  if (ms.empty()) return speed;
+  speed.median_ms = Median(ms);
+  speed.least_ms = *std::min_element(ms.begin(), ms.end());
+  return speed;
+}
+
+void PrintAll(const World& world, const Task& task, const Trainer& trainer,
+              const Figures& figures, const Peaks& peaks, int64_t pss_bytes) {
+  const MemoryReport memory = LedgerOf(task.device).Report();
   absl::PrintF(
       R"({"engine": "%s", "stage": %d, "dtype": "%s", "backend": "%s", )"
-      R"("world": %d, "params": %d, "step_ms": %.2f, "min_ms": %.2f, )"
-      R"("tok_s": %.0f, "loss": [%s], "bytes_at_peak": {"parameters": %d, )"
+      R"("world": %d, "params": %d, %s, "loss": [%s], )"
+      R"("bytes_at_peak": {"parameters": %d, )"
       R"("gradients": %d, "optimizer": %d, "working": %d}, )"
       R"("activations": %s, "device": %s, "pss_mb": %d, "units": [%s]})"
       "\n",
-      absl::GetFlag(FLAGS_engine), alone ? 0 : absl::GetFlag(FLAGS_stage),
-      absl::GetFlag(FLAGS_dtype), std::string(world.communicator()->backend()),
-      world.world_size(), parameters, median,
-      ms.empty() ? 0 : *std::min_element(ms.begin(), ms.end()),
-      median > 0 ? tokens / median * 1e3 : 0, Listed(figures.losses),
-      memory[MemoryKind::kParameters].peak_bytes,
+      absl::GetFlag(FLAGS_engine), trainer.Stage(), task.dtype,
+      std::string(world.communicator()->backend()), world.world_size(),
+      task.parameters, SpeedOf(world, task, figures).Text(),
+      Listed(figures.losses), memory[MemoryKind::kParameters].peak_bytes,
       memory[MemoryKind::kGradients].peak_bytes,
       memory[MemoryKind::kOptimizer].peak_bytes,
       memory[MemoryKind::kWorking].peak_bytes, peaks.ActivationsText(),
@@ -298,50 +223,20 @@ void PrintAll(const World& world, at::Device device, int64_t parameters,
       }));
 }
 
-// `words` is what is left of the command line.
-absl::Status CheckFlags(const std::vector<char*>& words) {
-  TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
-  constexpr int64_t kMost = 1 << 20;  // beyond it sizes would overflow
-  const std::pair<const char*, int64_t> sizes[] = {
-      {"dim", absl::GetFlag(FLAGS_dim)},
-      {"layers", absl::GetFlag(FLAGS_layers)},
-      {"heads", absl::GetFlag(FLAGS_heads)},
-      {"seq", absl::GetFlag(FLAGS_seq)},
-      {"micro_batch", absl::GetFlag(FLAGS_micro_batch)},
-      {"steps", absl::GetFlag(FLAGS_steps)}};
-  for (const auto& [name, value] : sizes) {
-    if (value >= 1 && value <= kMost) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("--", name, ": expected 1 to ", kMost, ", got ", value));
-  }
-  const std::string dtype = absl::GetFlag(FLAGS_dtype);
-  if (dtype != "fp32" && dtype != "bf16") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--dtype: expected fp32 or bf16, got '", dtype, "'"));
-  }
-  if (absl::GetFlag(FLAGS_data).empty()) {
-    return absl::InvalidArgumentError("--data FILE is missing");
-  }
-  if (absl::GetFlag(FLAGS_dim) % absl::GetFlag(FLAGS_heads) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--dim: expected a multiple of --heads ", absl::GetFlag(FLAGS_heads),
-        ", got ", absl::GetFlag(FLAGS_dim)));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<WorldOptions> ReadFlags(int argc, char** argv) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<char*> words,
-                           ReadTurnFlags(argc, argv, FLAGS_turns));
-  TESSERA_RETURN_IF_ERROR(CheckFlags(words));
-  WorldOptions options;
-  options.backend = absl::GetFlag(FLAGS_backend);
-  return options;
+// Returns the peers' model, with the initial values of seed 0.
+std::shared_ptr<PeerGpt> MakeModel(at::Device device) {
+  torch::manual_seed(0);
+  std::optional<MadeOnDevice> made;
+  if (absl::GetFlag(FLAGS_device_init)) made.emplace(device);
+  return std::make_shared<PeerGpt>(
+      PeerGptOptions{absl::GetFlag(FLAGS_dim), absl::GetFlag(FLAGS_layers),
+                     absl::GetFlag(FLAGS_heads), absl::GetFlag(FLAGS_seq)});
 }
 
 absl::Status Run(int argc, char** argv) {
   absl::SetProgramUsageMessage("trains the peers' GPT; see --helpfull");
-  TESSERA_ASSIGN_OR_RETURN(const WorldOptions options, ReadFlags(argc, argv));
+  TESSERA_ASSIGN_OR_RETURN(const WorldOptions options,
+                           ReadTrainFlags(argc, argv));
   TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv, options));
   TESSERA_ASSIGN_OR_RETURN(const MappedFile corpus,
                            MappedFile::Open(absl::GetFlag(FLAGS_data),
@@ -351,22 +246,23 @@ absl::Status Run(int argc, char** argv) {
     PrintTurn({});  // libtorch is loaded, nothing more
     (void)NextLine();
   }
-  torch::manual_seed(0);
-  auto model = std::make_shared<PeerGpt>(
-      PeerGptOptions{absl::GetFlag(FLAGS_dim), absl::GetFlag(FLAGS_layers),
-                     absl::GetFlag(FLAGS_heads), absl::GetFlag(FLAGS_seq)});
-  int64_t parameters = 0;
-  for (const at::Tensor& p : model->parameters()) parameters += p.numel();
-  TESSERA_ASSIGN_OR_RETURN(const at::Device device, DeviceOfFlags(*world));
+  Task task;
+  TESSERA_ASSIGN_OR_RETURN(task.device, DeviceOfFlags(*world));
+  TESSERA_ASSIGN_OR_RETURN(const proto::Config config,
+                           ConfigOfFlags(world->world_size()));
+  task.rows = config.train_micro_batch_size_per_gpu();
+  task.dtype = DtypeOf(config);
+  auto model = MakeModel(task.device);
+  for (const at::Tensor& p : model->parameters()) task.parameters += p.numel();
   TESSERA_ASSIGN_OR_RETURN(const auto trainer,
-                           MakeTrainer(std::move(model), device));
+                           MakeTrainer(std::move(model), config, task.device));
   const bool first = world->rank() == 0;
   Figures all;
-  Peaks peaks(device);
+  Peaks peaks(task.device);
   int done = 0;
   auto train = [&](int steps) {
     Figures turn;
-    const absl::Status status = Train(world->rank(), corpus, device, done,
+    const absl::Status status = Train(world->rank(), corpus, task, done,
                                       done + steps, *trainer, &turn, &peaks);
     done += steps;
     if (status.ok() && turns) PrintTurn(turn);
@@ -383,7 +279,7 @@ absl::Status Run(int argc, char** argv) {
     TESSERA_RETURN_IF_ERROR(train(absl::GetFlag(FLAGS_steps)));
   }
   TESSERA_ASSIGN_OR_RETURN(const int64_t pss, ResidentBytes());
-  if (first) PrintAll(*world, device, parameters, *trainer, all, peaks, pss);
+  if (first) PrintAll(*world, task, *trainer, all, peaks, pss);
   return absl::OkStatus();
 }
 

@@ -11,6 +11,7 @@ folder is at a neutral place there, as a wheel of Python's that is not imported.
 import ctypes
 import importlib.machinery
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -125,10 +126,12 @@ class BundleTest(unittest.TestCase):
         """(exit code, {item: result}, the report)"""
         code, said = self.run_inside(
             '/bin/sh', '-c', './gpu_check --out /tmp/out "$@"; code=$?; '
-            'echo REPORT; cat /tmp/out/report.md; exit ${code}', 'sh', *options,
-            **how)
-        report = said.partition('\nREPORT\n')[2]
+            'echo REPORT; cat /tmp/out/report.md; echo JSON; '
+            'cat /tmp/out/report.json; exit ${code}', 'sh', *options, **how)
+        report, _, data = said.partition('\nREPORT\n')[2].partition('\nJSON\n')
         rows = re.findall(r'^\| (\w+) \| .* \| (.*) \| +[\d.]+ \|$', report, re.M)
+        self.assertEqual({item['name']: item['status']
+                          for item in json.loads(data)['items']}, dict(rows))
         return code, dict(rows), report
 
     def test_size(self):
@@ -154,6 +157,8 @@ class BundleTest(unittest.TestCase):
         for item, result in results.items():
             self.assertEqual(
                 result, 'passed' if item in ON_CPU else 'skipped: no GPU', item)
+        self.assertRegex(report, r'plain libtorch, autocast: .* of the first')
+        self.assertRegex(report, 'losses of stage 0; stage 3: the same bits')
         self.assertGreater(len(results), 10)
 
     def test_a_gpu_that_is_demanded(self):
@@ -273,6 +278,46 @@ class PartsTest(unittest.TestCase):
         for _, _, prefix in runs:
             at = prefix.index('--report-api-errors')
             self.assertEqual(prefix[at + 1], 'no')
+
+    def test_losses_of_stages_are_compared(self):
+        """Those of one way: with clipping they are others."""
+        same = self.gpu_check.gpu_items.same_losses
+        self.assertEqual(
+            same({'plain': [9], 'stage 0': [3, 2, 1], 'stage 3': [3, 2, 1],
+                  'stage 3, clipping': [3, 5, 6]}),
+            ['losses of stage 0; stage 3: the same bits in 3 steps'])
+        self.assertEqual(
+            same({'stage 0, on': [3, 2, 1], 'stage 3, on': [3, 4, 5]}),
+            ['losses of stage 0, on; stage 3, on: not those of stage 0, on '
+             'from step 1 on'])
+
+    def test_commands_of_trainings(self):
+        items, gpu = self.gpu_check.gpu_items, types.SimpleNamespace(
+            name='NVIDIA H200', memory=140e9)
+        context = self.gpu_check.gpu_context.Context(
+            self.folder + '/log', 9, gpu)
+        taken = []
+        with mock.patch.object(
+                items, 'take_turns', lambda _, __, commands: taken.extend(commands)
+                or []), mock.patch.object(
+                    context, 'code_and_output', lambda *_: (0, '')):
+            items.speed(context)
+            items.deterministic(context)
+        names = [name for name, _, _ in taken]
+        self.assertEqual(names[:5], ['plain libtorch', 'plain libtorch, autocast',
+                                     'stage 0', 'stage 3', 'FSDP2'])
+        for name, command, _ in taken:
+            self.assertIn('--device_init', command, name)
+            if name != 'FSDP2':
+                self.assertEqual(
+                    command[command.index('--peak_tflops') + 1], '989')
+        self.assertIn('plain_bf16', taken[0][1])
+        for name, command, _ in taken[5:]:
+            self.assertNotIn('--dtype', command)
+            with open(command[command.index('--config') + 1],
+                      encoding='utf-8') as file:
+                mode = json.load(file)['sharding']['deterministic']
+            self.assertEqual(name.split()[-1], mode)
 
     def test_an_output_that_stays_open(self):
         """By a session of its own, which is not killed."""

@@ -5,6 +5,7 @@ over TimedOut; all that its programs write is in its log.
 """
 import collections
 import glob
+import json
 import os
 import shutil
 import statistics
@@ -26,6 +27,10 @@ NORM = KERNELS + 'Norm*:' + KERNELS + 'Scalars*'
 NO_GPU = {'CUDA_VISIBLE_DEVICES': ''}
 WARM_UP = 3  # steps before the first round
 END_SECONDS = 10  # that trainings may take to end
+# TFLOP/s of bfloat16 without sparsity, by NVIDIA's data sheets; the first name
+# that is in the GPU's.
+PEAKS = (('GH200', 989), ('H200', 989), ('H100 PCIe', 756), ('H100 NVL', 835),
+         ('H100', 989), ('B200', 2250), ('A100', 312), ('L40S', 362))
 # For sums that are the same in each run.
 SAME_BITS = {'CUBLAS_WORKSPACE_CONFIG': ':4096:8'}
 
@@ -164,9 +169,22 @@ class Size:
         room = 0.92 * gpu.memory / trainings - 4e9
         self.layers = max(1, min(20, int(room / layer)))
 
-    def flags(self):
-        return [word for name in ('layers', 'dim', 'heads', 'seq', 'micro_batch')
+    def flags(self, *more):
+        return [word for name in ('layers', 'dim', 'heads', 'seq') + more
                 for word in ('--' + name, str(getattr(self, name)))]
+
+    def config(self, stage, deterministic):
+        """What bench_train's flags say, and this."""
+        return {
+            'train_micro_batch_size_per_gpu': self.micro_batch,
+            'gradient_clipping': 0,
+            'optimizer': {'type': 'AdamW',
+                          'params': {'lr': 1e-3, 'weight_decay': 0.01}},
+            'bf16': {'enabled': True},
+            'communication_data_type': 'fp32',
+            'zero_optimization': {'stage': stage},
+            'sharding': {'deterministic': deterministic},
+        }
 
     def __str__(self):
         return ('GPT of %.2f M parameters (%d layers, width %d), bf16, %d x %d '
@@ -176,22 +194,33 @@ class Size:
 
 
 def ours(size, context, *more):
-    return [RUN, 'bench_train', '--turns', '--data', DATA, '--dtype', 'bf16',
-            '--device', 'gpu' if context.gpu else 'cpu', *size.flags(), *more]
+    own = size.flags() if '--config' in more else [
+        '--dtype', 'bf16', *size.flags('micro_batch')]
+    return [RUN, 'bench_train', '--turns', '--data', DATA,
+            '--device', 'gpu' if context.gpu else 'cpu', '--device_init',
+            '--peak_tflops', str(peak_tflops(context.gpu)), *own, *more]
+
+
+def peak_tflops(gpu):
+    """0 if it is not known."""
+    return next((peak for name, peak in PEAKS if gpu and name in gpu.name), 0)
 
 
 def fsdp2(size, context):
     return [PYTHON, os.path.join(HERE, 'benchmarks', 'train_peer.py'),
             '--engine', 'fsdp2', '--data', DATA, '--bf16', '--device',
-            'cuda' if context.gpu else 'cpu', *size.flags()]
+            'cuda' if context.gpu else 'cpu', '--device_init',
+            *size.flags('micro_batch')]
 
 
-def memory(end):
-    """Figures, from what a training says at its end.
+def figures_of(end):
+    """Of use and memory, from what a training says at its end.
 
     Those of steps are of all after the warm-up, the first two.
     """
     words = []
+    if end.get('mfu') is not None:
+        words.append('%.3f of the peak (MFU, by 6 N + 12 L d T)' % end['mfu'])
     if end.get('device'):
         words.append('allocated %.2f GB at the peak, reserved %.2f GB' % (
             end['device']['allocated_peak'] / 1e9,
@@ -221,6 +250,7 @@ def take_turns(context, size, commands):
                 if begin + 2 * took + END_SECONDS > context.deadline:
                     break
             ends = {training.name: training.end() for training in started}
+            losses = {training.name: training.losses for training in started}
     except SystemExit as end:
         context.note(str(end))
         raise Failed(' | '.join(str(end).splitlines()[-4:])) from None
@@ -236,14 +266,38 @@ def take_turns(context, size, commands):
                 name, middle, min(each), max(each),
                 1e3 * size.micro_batch * size.seq / middle,
                 statistics.median(a / b for a, b in zip(each, first))))
-        figures += ['%s: %s' % (name, text) for text in memory(ends[name])]
+        figures += ['%s: %s' % (name, text) for text in figures_of(ends[name])]
     figures.append('%d rounds of %d steps' % (len(rounds), size.steps))
+    return figures + same_losses(losses)
+
+
+def same_losses(losses):
+    """Whether those of stages are the same bits: {"stage N, how": losses}."""
+    figures, by_way = [], {}
+    for name, each in losses.items():
+        stage, _, way = name.partition(', ')
+        if stage.startswith('stage '):
+            by_way.setdefault(way, {})[name] = each
+    for stages in by_way.values():
+        if len(stages) < 2:
+            continue
+        first, expected = next(iter(stages.items()))
+        differ = [i for each in stages.values()
+                  for i, (a, b) in enumerate(zip(each, expected)) if a != b]
+        figures.append('losses of %s: %s' % (
+            '; '.join(stages), 'not those of %s from step %d on' % (
+                first, min(differ)) if differ else
+            'the same bits in %d steps' % len(expected)))
     return figures
 
 
 def speed(context):
-    size = Size(context.gpu)
-    commands = [('plain libtorch', ours(size, context, '--engine', 'none'), {}),
+    """Beside libtorch at the same work: a model in bfloat16, float32 masters."""
+    size = Size(context.gpu, trainings=5)
+    commands = [('plain libtorch', ours(size, context, '--engine', 'plain_bf16'),
+                 {}),
+                ('plain libtorch, autocast',
+                 ours(size, context, '--engine', 'none'), {}),
                 ('stage 0', ours(size, context, '--stage', '0'), {}),
                 ('stage 3', ours(size, context, '--stage', '3'), {})]
     code, _ = context.code_and_output(
@@ -276,6 +330,20 @@ def peaks(context):
          {'PYTORCH_ALLOC_CONF': 'expandable_segments:True'})])
 
 
+def deterministic(context):
+    """What the same bits in each run cost, with fused attention."""
+    context.need_gpu()
+    size = Size(context.gpu, trainings=3)
+    commands = []
+    for stage, mode in (3, 'auto'), (0, 'on'), (3, 'on'):
+        path = '%s.%d.%s.json' % (context.log, stage, mode)
+        with open(path, 'w', encoding='utf-8') as file:
+            json.dump(size.config(stage, mode), file)
+        commands.append(('stage %d, deterministic %s' % (stage, mode),
+                         ours(size, context, '--config', path), SAME_BITS))
+    return take_turns(context, size, commands)
+
+
 # (name, seconds, function, what it is)
 ITEMS = (
     ('gpu', 5, gpu, 'the driver, and what it finds'),
@@ -291,7 +359,10 @@ ITEMS = (
      'the same, W = 2 and 3 over gloo on one GPU'),
     ('nccl', 90, nccl, 'collectives of NCCL with one rank, no engine'),
     ('sanitizer', 300, sanitizer, 'compute-sanitizer'),
-    ('speed', 300, speed, 'in turns: plain libtorch, ours, FSDP2, W = 1'),
+    ('speed', 300, speed,
+     'in turns: plain libtorch (bf16, autocast), ours, FSDP2, W = 1'),
     ('clipping', 90, clipping, 'what clipping costs'),
+    ('deterministic', 180, deterministic,
+     'what deterministic attention costs, and whether stages are equal'),
     ('peaks', 120, peaks, 'memory beside what the ledger says'),
 )

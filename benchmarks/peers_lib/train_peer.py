@@ -1,4 +1,4 @@
-"""Trains the GPT of benchmarks/peer_gpt.h by another engine: one rank of it.
+"""Trains the GPT of benchmarks/gpt/peer_gpt.h by another engine: one rank of it.
 
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which. It takes turns as
 benchmarks/train does: each rank prints a line when its libraries are loaded, then
@@ -208,6 +208,8 @@ def parse():
     parser.add_argument('--device', default='cpu',
                         help='cpu, or cuda: of as many GPUs that of its rank; '
                         'not of DeepSpeed')
+    parser.add_argument('--device_init', action='store_true',
+                        help='parameters are made on the device')
     parser.add_argument('--dim', type=int, default=512)
     parser.add_argument('--layers', type=int, default=8)
     parser.add_argument('--heads', type=int, default=8)
@@ -281,7 +283,8 @@ def main():
     say(ms=[], loss=[])
     sys.stdin.readline()
     torch.manual_seed(0)
-    model = Gpt(options.dim, options.layers, options.heads, options.seq)
+    with torch.device(options.device if options.device_init else 'cpu'):
+        model = Gpt(options.dim, options.layers, options.heads, options.seq)
     model.checkpointed = options.ckpt
     model.to(options.device)
     kind = DeepSpeed if options.engine.startswith('ds') else Torch

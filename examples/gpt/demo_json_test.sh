@@ -34,6 +34,11 @@ planned="$("${train}" --data "${folder}/text" --plan_world=4 --stage 3 \
 [[ "${planned}" == *" on 4 ranks with "*$'\n> 3 '*"samples/s"* ]] ||
   fail "no plan: ${planned}"
 [[ "${planned}" != *"loss"* ]] || fail "planned, and trained: ${planned}"
+chunked="$("${train}" --data "${folder}/text" --plan_world=4 --stage 3 \
+  --config examples/gpt/zero3.json --dim 32 --layers 2 --heads 2 --seq 16 \
+  --chunked_loss)"
+[[ "${chunked}" == *" on 4 ranks with "*$'\n> 3 '*"samples/s"* ]] ||
+  fail "no plan of a loss in chunks: ${chunked}"
 
 world=2
 for stage in 0 3; do
@@ -103,6 +108,14 @@ for world in 1 2; do
   done
 done
 world=2
+
+# The loss in chunks is the same number, in other bits: it falls as far.
+plain="$(field "$(run --steps 7)" last_loss)"
+chunked="$(field "$(run --steps 7 --chunked_loss)" last_loss)"
+python3 -c 'import sys
+a, b = (float(x) for x in sys.argv[1:])
+sys.exit(not abs(a - b) < 1e-3)' "${plain}" "${chunked}" ||
+  fail "a loss of ${chunked} in chunks, ${plain} at once"
 
 # The parameters of a model with other heads are the same.
 run --heads 4 --steps 0 --resume "${folder}/state3" 2> "${folder}/said" &&

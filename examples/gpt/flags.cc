@@ -42,6 +42,10 @@ ABSL_FLAG(int64_t, layers, GptOptions().layers(), "Blocks.");
 ABSL_FLAG(int64_t, heads, GptOptions().heads(), "Heads of attention.");
 ABSL_FLAG(int64_t, seq, GptOptions().seq(), "Bytes of context.");
 ABSL_FLAG(double, dropout, GptOptions().dropout(), "Share that is dropped.");
+ABSL_FLAG(bool, chunked_loss, TrainFlags().chunked_loss,
+          "Compute the loss by tessera::LinearCrossEntropy, which holds the "
+          "logits of a few tokens at a time: other bits, less memory where the "
+          "vocabulary is large.");
 ABSL_FLAG(bool, json, false,
           "End with one line of JSON on stdout, the rest on stderr.");
 ABSL_FLAG(bool, quiet, false, "No progress.");
@@ -149,6 +153,7 @@ absl::StatusOr<TrainFlags> ParseTrainFlags(int argc, char** argv) {
       .heads(absl::GetFlag(FLAGS_heads))
       .seq(absl::GetFlag(FLAGS_seq))
       .dropout(absl::GetFlag(FLAGS_dropout));
+  flags.chunked_loss = absl::GetFlag(FLAGS_chunked_loss);
   flags.json = absl::GetFlag(FLAGS_json);
   flags.quiet = absl::GetFlag(FLAGS_quiet);
   TESSERA_RETURN_IF_ERROR(Check(flags));

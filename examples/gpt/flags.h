@@ -26,6 +26,7 @@ struct TrainFlags {
   // --sample bytes, each of the 40 likeliest, with the model's own context.
   GenerateOptions sample{/*count=*/0, /*context=*/0, /*temperature=*/0.8,
                          /*top_k=*/40, /*seed=*/0};
+  bool chunked_loss = false;  // the logits are computed in chunks of tokens
   GptOptions model;
   bool ignore_unknown = false;  // keys of the config: a warning each
   bool json = false;

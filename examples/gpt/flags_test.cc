@@ -24,9 +24,9 @@ absl::StatusOr<TrainFlags> Parse(std::vector<std::string> arguments) {
 }
 
 TEST(FlagsTest, ReadsBothSpellingsAndSwitches) {
-  const auto flags =
-      Parse({"--data=a=b", "--steps", "7", "--stage=2", "--json", "--dim", "64",
-             "--heads=4", "--prompt=", "--seed=5", "--ignore_unknown"});
+  const auto flags = Parse({"--data=a=b", "--steps", "7", "--stage=2", "--json",
+                            "--dim", "64", "--heads=4", "--prompt=", "--seed=5",
+                            "--ignore_unknown", "--chunked_loss"});
   ASSERT_THAT(flags.status(), IsOk());
   EXPECT_EQ(flags->data, "a=b");
   EXPECT_EQ(flags->steps, 7);
@@ -36,6 +36,7 @@ TEST(FlagsTest, ReadsBothSpellingsAndSwitches) {
   EXPECT_EQ(flags->sample.seed, 5);
   EXPECT_TRUE(flags->json);
   EXPECT_TRUE(flags->ignore_unknown);
+  EXPECT_TRUE(flags->chunked_loss);
   EXPECT_FALSE(flags->quiet);
 }
 

@@ -15,6 +15,12 @@ nn::LayerNorm MakeNorm(int64_t dim) {
   return nn::LayerNorm(nn::LayerNormOptions({dim}));
 }
 
+// Computes linear(input) as Python's nn.Linear does. In C++ its forward adds
+// the bias to a batch of sequences in a pass of its own.
+at::Tensor Apply(const nn::Linear& linear, const at::Tensor& input) {
+  return at::linear(input, linear->weight, linear->bias);
+}
+
 // Drops out numbers. Where there is nothing to drop it leaves its input and the
 // random numbers alone.
 at::Tensor Dropout(const at::Tensor& input, double p, bool training) {
@@ -36,22 +42,22 @@ GptBlockImpl::GptBlockImpl(const GptOptions& options) : options_(options) {
 at::Tensor GptBlockImpl::Attend(const at::Tensor& input) {
   const int64_t batch = input.size(0), length = input.size(1);
   const int64_t dim = options_.dim(), heads = options_.heads();
-  auto qkv = qkv_->forward(input)
+  auto qkv = Apply(qkv_, input)
                  .view({batch, length, 3, heads, dim / heads})
                  .permute({2, 0, 3, 1, 4})
                  .unbind(0);
   auto mixed = at::scaled_dot_product_attention(
       qkv[0], qkv[1], qkv[2], /*attn_mask=*/{}, /*dropout_p=*/0.0,
       /*is_causal=*/true);
-  return out_->forward(mixed.transpose(1, 2).reshape({batch, length, dim}));
+  return Apply(out_, mixed.transpose(1, 2).reshape({batch, length, dim}));
 }
 
 at::Tensor GptBlockImpl::forward(const at::Tensor& input) {
   const double p = options_.dropout();
   auto x = input + Dropout(Attend(norm1_->forward(input)), p, is_training());
-  auto hidden = at::gelu(up_->forward(norm2_->forward(x)),
+  auto hidden = at::gelu(Apply(up_, norm2_->forward(x)),
                          options_.gelu_tanh() ? "tanh" : "none");
-  return x + Dropout(down_->forward(hidden), p, is_training());
+  return x + Dropout(Apply(down_, hidden), p, is_training());
 }
 
 GptImpl::GptImpl(const GptOptions& options) : options_(options) {
@@ -93,7 +99,7 @@ void GptImpl::InitializeWeights() {
   }
 }
 
-at::Tensor GptImpl::forward(const at::Tensor& tokens) {
+at::Tensor GptImpl::hidden(const at::Tensor& tokens) {
   const int64_t length = tokens.size(1);
   TORCH_CHECK(length <= options_.seq(), "Gpt: ", length,
               " tokens, but the model was made for at most ", options_.seq());
@@ -102,8 +108,15 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens) {
   for (const auto& block : *blocks_) {
     x = block->as<GptBlock>()->forward(x);
   }
-  x = norm_->forward(x);
-  return head_.is_empty() ? at::linear(x, token_->weight) : head_->forward(x);
+  return norm_->forward(x);
+}
+
+const at::Tensor& GptImpl::head_weight() const {
+  return head_.is_empty() ? token_->weight : head_->weight;
+}
+
+at::Tensor GptImpl::forward(const at::Tensor& tokens) {
+  return at::linear(hidden(tokens), head_weight());
 }
 
 at::Tensor GptImpl::loss(const at::Tensor& tokens, const at::Tensor& targets) {

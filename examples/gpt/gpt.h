@@ -62,8 +62,12 @@ class GptImpl : public torch::nn::Module {
   explicit GptImpl(const GptOptions& options = GptOptions());
 
   // Takes `tokens` [B, T] of int64, T <= seq; returns the logits, [B, T,
-  // vocab].
+  // vocab], which are at::linear(hidden(tokens), head_weight()).
   at::Tensor forward(const at::Tensor& tokens);
+
+  // Returns what the head gets, [B, T, dim].
+  at::Tensor hidden(const at::Tensor& tokens);
+  const at::Tensor& head_weight() const;  // [vocab, dim]
 
   // Returns the mean cross entropy, in nats per byte, of predicting targets [B,
   // T].

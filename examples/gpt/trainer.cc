@@ -12,6 +12,7 @@
 #include "examples/text/generate.h"
 #include "examples/text/train_step.h"
 #include "loader/client_state.h"
+#include "nn/linear_cross_entropy.h"
 
 namespace {
 
@@ -59,14 +60,15 @@ absl::Status Trainer::PrepareData() {
 // Returns settings that a comparison of parameters would not cover.
 std::string Trainer::Agreed() const {
   const GptOptions& model = flags_.model;
-  return absl::StrCat("--dim ", model.dim(), " --layers ", model.layers(),
-                      " --heads ", model.heads(), " --seq ", model.seq(),
-                      " --dropout ", model.dropout(), " --seed ", flags_.seed,
-                      " --held_out ", flags_.held_out, " --steps ",
-                      flags_.steps, " --after ", flags_.after,
-                      flags_.save.empty() ? "" : " --save",
-                      flags_.resume.empty() ? "" : " --resume", ", data of ",
-                      text_.has_value() ? text_->num_tokens() : 0, " bytes");
+  return absl::StrCat(
+      "--dim ", model.dim(), " --layers ", model.layers(), " --heads ",
+      model.heads(), " --seq ", model.seq(), " --dropout ", model.dropout(),
+      " --seed ", flags_.seed, " --held_out ", flags_.held_out, " --steps ",
+      flags_.steps, " --after ", flags_.after,
+      flags_.save.empty() ? "" : " --save",
+      flags_.resume.empty() ? "" : " --resume",
+      flags_.chunked_loss ? " --chunked_loss" : "", ", data of ",
+      text_.has_value() ? text_->num_tokens() : 0, " bytes");
 }
 
 absl::Status Trainer::MakeModel() {
@@ -81,7 +83,7 @@ absl::Status Trainer::MakeModel() {
   options.planned_loss = [this](int64_t samples) {
     const at::Tensor tokens =
         at::zeros({samples, flags_.model.seq()}, at::kLong);
-    return model_->loss(tokens, tokens);
+    return Loss(tokens, tokens);
   };
   options.resume_from = flags_.resume;
   TESSERA_ASSIGN_OR_RETURN(engine_,
@@ -95,11 +97,17 @@ absl::Status Trainer::MakeModel() {
   return absl::OkStatus();
 }
 
+at::Tensor Trainer::Loss(const at::Tensor& tokens, const at::Tensor& targets) {
+  if (!flags_.chunked_loss) return model_->loss(tokens, targets);
+  return tessera::LinearCrossEntropy(model_->hidden(tokens),
+                                     model_->head_weight(), targets);
+}
+
 absl::StatusOr<float> Trainer::Step() {
   TESSERA_ASSIGN_OR_RETURN(
       const at::Tensor sum,
       TrainStep(engine_.get(), loader_.get(), [&](const TokenBatch& batch) {
-        return model_->loss(batch.tokens, batch.targets);
+        return Loss(batch.tokens, batch.targets);
       }));
   at::Tensor total = sum.reshape({1});
   TESSERA_RETURN_IF_ERROR(
@@ -119,7 +127,7 @@ absl::StatusOr<float> Trainer::HeldOutLoss() {
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor sample, text_->HeldOut(i));
     const TokenBatch batch(sample.to(device_));
     const tessera::Engine::AutocastScope autocast(engine_.get());
-    sum += model_->loss(batch.tokens, batch.targets).item<float>();
+    sum += Loss(batch.tokens, batch.targets).item<float>();
   }
   model_->train();
   at::set_num_threads(threads);

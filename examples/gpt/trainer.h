@@ -62,6 +62,7 @@ class Trainer {
       : flags_(flags), world_(world) {}
   absl::Status PrepareData();
   absl::Status MakeModel();
+  at::Tensor Loss(const at::Tensor& tokens, const at::Tensor& targets);
   std::string Agreed() const;  // identical on all ranks
 
   const TrainFlags flags_;

@@ -17,6 +17,12 @@ nn::Linear MakeLinear(int64_t in, int64_t out, bool bias = false) {
   return nn::Linear(nn::LinearOptions(in, out).bias(bias));
 }
 
+// Computes linear(input) as Python's nn.Linear does. In C++ its forward adds
+// the bias, if there is one, to a batch of sequences in a pass of its own.
+at::Tensor Apply(const nn::Linear& linear, const at::Tensor& input) {
+  return at::linear(input, linear->weight, linear->bias);
+}
+
 // Adds a module that only serves for its name.
 std::shared_ptr<nn::Module> AddModule(nn::Module* parent, const char* name) {
   return parent->register_module(name, std::make_shared<nn::Module>());
@@ -98,7 +104,7 @@ LlamaLayerImpl::LlamaLayerImpl(const LlamaOptions& options)
 at::Tensor LlamaLayerImpl::Attend(const at::Tensor& input,
                                   const RotaryEmbedding& rotary) {
   const auto heads_of = [&](nn::Linear& projection) {
-    return projection->forward(input)
+    return Apply(projection, input)
         .unflatten(-1, {-1, options_.width_of_head()})
         .transpose(1, 2);
   };
@@ -106,15 +112,15 @@ at::Tensor LlamaLayerImpl::Attend(const at::Tensor& input,
       Turn(heads_of(q_proj_), rotary), Turn(heads_of(k_proj_), rotary),
       heads_of(v_proj_), /*attn_mask=*/{}, /*dropout_p=*/0.0,
       /*is_causal=*/true, /*scale=*/{}, /*enable_gqa=*/true);
-  return o_proj_->forward(mixed.transpose(1, 2).flatten(2));
+  return Apply(o_proj_, mixed.transpose(1, 2).flatten(2));
 }
 
 at::Tensor LlamaLayerImpl::forward(const at::Tensor& input,
                                    const RotaryEmbedding& rotary) {
   const auto x = input + Attend(input_layernorm_->forward(input), rotary);
   const auto normed = post_attention_layernorm_->forward(x);
-  return x + down_proj_->forward(at::silu(gate_proj_->forward(normed)) *
-                                 up_proj_->forward(normed));
+  return x + Apply(down_proj_, at::silu(Apply(gate_proj_, normed)) *
+                                   Apply(up_proj_, normed));
 }
 
 LlamaImpl::LlamaImpl(const LlamaOptions& options) : options_(options) {

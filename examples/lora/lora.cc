@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <utility>
 
 #include "ATen/Functions.h"
@@ -54,6 +55,17 @@ at::Tensor Matmul(const at::Tensor& x, const at::Tensor& weight_t) {
   return added.defined() ? y + added : y;
 }
 
+// Python's nn.Linear, and models in C++ that call it. It is taken here, above
+// an engine: the operators within it would use the adapter where an engine does
+// not look for parameters.
+at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight,
+                  const std::optional<at::Tensor>& bias) {
+  const c10::impl::ExcludeDispatchKeyGuard below(kMode);
+  const at::Tensor y = at::linear(x, weight, bias);
+  const at::Tensor added = Added(x, weight.t());
+  return added.defined() ? y + added : y;
+}
+
 at::Tensor Addmm(const at::Tensor& bias, const at::Tensor& x,
                  const at::Tensor& weight_t, const at::Scalar& beta,
                  const at::Scalar& alpha) {
@@ -68,6 +80,7 @@ TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) {
   m.fallback(torch::CppFunction::makeFallthrough());
 }
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
+  m.impl("linear", &Linear);
   m.impl("matmul", &Matmul);
   m.impl("addmm", &Addmm);
 }

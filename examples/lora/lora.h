@@ -10,14 +10,14 @@
 //
 // Note [How the class stays as it is]. LinearImpl::forward is not virtual, and
 // the parent holds a LinearImpl: nothing that replaced it in the module tree
-// would be called. But every Linear ends in one operator with a view of its
-// weight, matmul or addmm, and libtorch's dispatcher lets a mode handle an
-// operator before everything else, autograd and engines included. A Lora::Scope
-// installs such a mode: it recognises the weight by its storage, and adds the
-// adapter's part. The mode's key is TESTING_ONLY_GenericMode, the only one for
-// which libtorch has no code of its own: two libraries that used it would
-// collide. If you own the model's source, a subclass of LinearImpl in place of
-// Linear does the same in five lines and needs no Scope.
+// would be called. But every Linear ends in one operator with its weight or a
+// view of it, linear, matmul or addmm, and libtorch's dispatcher lets a mode
+// handle an operator before everything else, autograd and engines included. A
+// Lora::Scope installs such a mode: it recognises the weight by its storage,
+// and adds the adapter's part. The mode's key is TESTING_ONLY_GenericMode, the
+// only one for which libtorch has no code of its own: two libraries that used
+// it would collide. If you own the model's source, a subclass of LinearImpl in
+// place of Linear does the same in five lines and needs no Scope.
 //
 // Source: Hu et al., 2021. Names, files and initial values are those of Hugging
 // Face's peft (adapter_model.safetensors, adapter_config.json).

@@ -73,6 +73,8 @@ class TestModel : public torch::nn::Module {
 //   Experts         a mixture of which each rank runs other experts (not for
 //                   stage 3 with collective gathers)
 //   GraphNet        neighbours summed by a sparse matrix
+//   ChunkedLoss     tessera::LinearCrossEntropy, with ranks' own numbers of
+//                   tokens
 //
 // All except these run in bfloat16 and float16 too; ConvNorm only if its norms'
 // parameters stay in float32, or its buffers do not.

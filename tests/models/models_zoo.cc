@@ -4,6 +4,7 @@
 #include <tuple>
 #include <vector>
 
+#include "nn/linear_cross_entropy.h"
 #include "tests/models/models_internal.h"
 
 namespace tessera {
@@ -320,10 +321,47 @@ class Autoencoder : public TestModel {
   nn::ConvTranspose2d decode2_{nullptr}, decode1_{nullptr};
 };
 
+// ---- ChunkedLoss: tokens whose logits are computed in chunks, other numbers
+// of them on each rank; with the embedding's weight, and with a head's and its
+// bias
+
+class ChunkedLoss : public TestModel {
+ public:
+  ChunkedLoss() {
+    tokens_ = register_module("tokens", nn::Embedding(kWords, kDim));
+    for (int i = 0; i < 2; ++i) layers_->push_back(nn::Linear(kDim, kDim));
+    register_module("layers", layers_);
+    head_ = register_module("head", nn::Linear(kDim, kWords));
+  }
+  Tensor Loss(int rank, int64_t micro_batch) override {
+    Inputs inputs(*this, rank, micro_batch);
+    const int64_t samples = rank == 0 ? 1 : 3;
+    Tensor h = tokens_(inputs.Tokens(kWords, {samples, 5}));
+    for (const auto& layer : *layers_) {
+      h = h + torch::tanh(layer->as<nn::Linear>()->forward(h));
+    }
+    const Tensor words = inputs.Tokens(kWords, {samples, 5});
+    LinearCrossEntropyOptions options;
+    options.chunk = 5;
+    const Tensor tied = LinearCrossEntropy(h, tokens_->weight, words, options);
+    options.bias = head_->bias;
+    options.ignore_index = 2;
+    options.label_smoothing = 0.1;
+    return 0.5 * tied + LinearCrossEntropy(h, head_->weight, words, options);
+  }
+
+ private:
+  static constexpr int64_t kWords = 19, kDim = 11;
+  nn::Embedding tokens_{nullptr};
+  nn::ModuleList layers_;
+  nn::Linear head_{nullptr};
+};
+
 }  // namespace
 
 ModelMakers ZooModels() {
   return {
+      {"ChunkedLoss", MakeModel<ChunkedLoss>},
       {"Resnet", MakeModel<Resnet>},
       {"Seq2Seq", MakeModel<Seq2Seq>},
       {"Experts", MakeModel<Experts>},

@@ -1,6 +1,6 @@
 // Prints what benchmarks/train.cc measures as JSON.
-#ifndef BENCHMARKS_TRAIN_FIGURES_H_
-#define BENCHMARKS_TRAIN_FIGURES_H_
+#ifndef BENCHMARKS_GPT_TRAIN_FIGURES_H_
+#define BENCHMARKS_GPT_TRAIN_FIGURES_H_
 
 #include <algorithm>
 #include <cmath>
@@ -43,6 +43,29 @@ inline void PrintTurn(const Figures& figures) {
                Listed(figures.milliseconds), Listed(figures.losses));
   std::fflush(stdout);
 }
+
+// How fast steps of all ranks are.
+struct Speed {
+  double median_ms = 0, least_ms = 0;  // of a step; 0: none was timed
+  int64_t tokens = 0;                  // of a step
+  int64_t flops_per_token = 0;
+  double peak_flops = 0;  // a second, of all devices; 0: not known
+
+  std::string Text() const {
+    const double tokens_per_second =
+        median_ms > 0 ? static_cast<double>(tokens) / median_ms * 1e3 : 0;
+    const bool known = peak_flops > 0 && median_ms > 0;
+    return absl::StrFormat(
+        R"("step_ms": %.2f, "min_ms": %.2f, "tok_s": %.0f, )"
+        R"("flops_per_token": %d, "mfu": %s)",
+        median_ms, least_ms, tokens_per_second, flops_per_token,
+        known
+            ? absl::StrFormat("%.6g", tokens_per_second *
+                                          static_cast<double>(flops_per_token) /
+                                          peak_flops)
+            : "null");
+  }
+};
 
 // The peaks of the steps since Restart, or of all steps.
 class Peaks {
@@ -99,4 +122,4 @@ class Peaks {
 };
 
 }  // namespace tessera
-#endif  // BENCHMARKS_TRAIN_FIGURES_H_
+#endif  // BENCHMARKS_GPT_TRAIN_FIGURES_H_

@@ -1,6 +1,6 @@
 // Trains with libtorch alone, for comparison with ours.
-#ifndef BENCHMARKS_PLAIN_LIBTORCH_H_
-#define BENCHMARKS_PLAIN_LIBTORCH_H_
+#ifndef BENCHMARKS_GPT_PLAIN_LIBTORCH_H_
+#define BENCHMARKS_GPT_PLAIN_LIBTORCH_H_
 
 #include <torch/torch.h>
 
@@ -43,4 +43,4 @@ class PlainAdamW {
 };
 
 }  // namespace tessera
-#endif  // BENCHMARKS_PLAIN_LIBTORCH_H_
+#endif  // BENCHMARKS_GPT_PLAIN_LIBTORCH_H_

@@ -1,8 +1,8 @@
 // PeerGpt is the GPT of the programs that run other engines on the same work:
 // the same modules in the same order, so that one seed gives one set of
 // weights.
-#ifndef BENCHMARKS_PEER_GPT_H_
-#define BENCHMARKS_PEER_GPT_H_
+#ifndef BENCHMARKS_GPT_PEER_GPT_H_
+#define BENCHMARKS_GPT_PEER_GPT_H_
 
 #include <torch/torch.h>
 
@@ -100,4 +100,4 @@ struct PeerGpt : torch::nn::Module {
 };
 
 }  // namespace tessera
-#endif  // BENCHMARKS_PEER_GPT_H_
+#endif  // BENCHMARKS_GPT_PEER_GPT_H_
