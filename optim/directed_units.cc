@@ -80,7 +80,7 @@ absl::Status DirectedUnits::DescendByNorms(const std::vector<size_t>& units,
                                            std::vector<DirectedUnit> directed) {
   std::vector<std::string> sums;
   for (const DirectedUnit& unit : directed) {
-    TESSERA_ASSIGN_OR_RETURN(const Raised masters,
+    TESSERA_ASSIGN_OR_RETURN(const RaisedValue masters,
                              unit.flat->states().RaiseValue());
     TESSERA_ASSIGN_OR_RETURN(std::string mine, TrustSums(unit, masters.View()));
     sums.push_back(std::move(mine));
