@@ -10,7 +10,8 @@
 // A step moves the bytes that are printed with it: for float32 AdamW 28 per
 // parameter, the gradient read, three others read and written. "+passes" reads
 // a bfloat16 gradient and writes a bfloat16 working copy in passes of their
-// own, as "_bf16" does in one. The triad is counted as STREAM does, 12 bytes,
+// own, as "_bf16" does in one; so does "_remainders", whose masters are that
+// copy and 16 bits besides. The triad is counted as STREAM does, 12 bytes,
 // and with what the processor reads before it writes, 16.
 //
 // With --disk=FOLDER a file there is read and written in the background, as by
@@ -76,7 +77,8 @@ struct Buffers {
         exp_avg_sq(torch::rand({numel}).mul_(0.01)),
         gradient(torch::randn({numel})),
         narrow_gradient(gradient.to(torch::kBFloat16)),
-        working(torch::zeros({numel}, torch::kBFloat16)) {
+        working(torch::zeros({numel}, torch::kBFloat16)),
+        remainders(torch::zeros({numel}, torch::kShort)) {
     for (at::Tensor& state : narrow_states) {
       state = torch::zeros({numel}, torch::kBFloat16);
     }
@@ -102,7 +104,15 @@ struct Buffers {
     r.working = working.data_ptr();
     return r;
   }
-  at::Tensor master, exp_avg, exp_avg_sq, gradient, narrow_gradient, working;
+  // Masters in two halves, as offload/remainders.h has them.
+  StepRange SplitRange() const {
+    StepRange r = Range(NumberType::kFloat32, /*narrow=*/true);
+    r.master = remainders.data_ptr();
+    r.master_type = NumberType::kRemainder;
+    return r;
+  }
+  at::Tensor master, exp_avg, exp_avg_sq, gradient, narrow_gradient, working,
+      remainders;
   at::Tensor narrow_states[2], block_states[2];
 };
 
@@ -152,6 +162,8 @@ class Contest {
       if (isa < BestIsa()) AddOurs(IsaName(isa), kAdamW, isa);
     }
     AddOurs("adamw_bf16", kAdamW, BestIsa(), NumberType::kFloat32, true);
+    AddSteps("adamw_remainders", 26, OptionsOf(kAdamW), BestIsa(),
+             b_.SplitRange());
     AddOurs("adamw_states16", kAdamW, BestIsa(), NumberType::kBFloat16);
     AddOurs("adamw_states8", kAdamW, BestIsa(), NumberType::kBlock8);
     AddOurs("sgd", Algorithm::kSgd);
@@ -168,11 +180,17 @@ class Contest {
                Isa isa = BestIsa(), NumberType states = NumberType::kFloat32,
                bool narrow = false) {
     const OptimizerOptions options = OptionsOf(algorithm);
+    AddSteps(name, BytesOfStep(options, states), options, isa,
+             b_.Range(states, narrow));
+  }
+
+  void AddSteps(const std::string& name, double bytes,
+                const OptimizerOptions& options, Isa isa,
+                const StepRange& range) {
     const Formula formula = FormulaOf(options);
-    const StepRange range = b_.Range(states, narrow);
     Workers* const workers = workers_;
     all_.push_back(
-        {name, BytesOfStep(options, states), [=](int64_t step) {
+        {name, bytes, [=](int64_t step) {
            const auto c = CoefficientsOf(options, step, 1, SeedOf(0, step));
            // Ranges are in blocks of 64 elements.
            workers->Run(range.numel / 64, [&](int64_t from, int64_t to) {

@@ -217,6 +217,33 @@ TEST(MasterDtype, IsOfTheDtypeThatIsEnabledAndOfSomeOptimizers) {
             "'bf16'");
 }
 
+TEST(MasterDtype, RemaindersAreBesideBFloat16InMemory) {
+  const auto fault = [](const std::string& section, const std::string& zero) {
+    return FaultOf(With(absl::StrCat(
+        section, "\"data_types\": {\"master_dtype\": \"FP32_remainder\"}, ",
+        "\"zero_optimization\": {", zero, "}, ",
+        "\"optimizer\": {\"type\": \"Muon\"}")));
+  };
+  const std::string bf16 = "\"bf16\": {\"enabled\": true}, ";
+  EXPECT_EQ(fault(bf16, ""), "OK");
+  constexpr char kNeeds[] =
+      "data_types.master_dtype: 'fp32_remainder' needs bf16.enabled";
+  EXPECT_EQ(fault("", ""), kNeeds);
+  EXPECT_EQ(fault("\"fp16\": {\"enabled\": true}, ", ""), kNeeds);
+  const auto message = [](const char* where) {
+    return absl::StrCat(
+        "data_types.master_dtype: zero_optimization.", where,
+        ", but remainders and parameters stay in memory together: expected "
+        "none, or other masters than 'fp32_remainder'");
+  };
+  EXPECT_EQ(fault(bf16, "\"offload_optimizer\": {\"device\": \"cpu\"}"),
+            message("offload_optimizer.device is 'cpu'"));
+  EXPECT_EQ(fault(bf16,
+                  "\"stage\": 3, \"offload_param\": {\"device\": "
+                  "\"nvme\", \"nvme_path\": \"/tmp\"}"),
+            message("offload_param.device is 'nvme'"));
+}
+
 TEST(NarrowStates, NeedWhatDeepSpeedAsserts) {
   constexpr char kKey[] = "bf16.bf16_master_weights_and_grads: ";
   EXPECT_EQ(FaultOf(Narrow("bf16", kBoth, "\"stage\": 0")),

@@ -88,10 +88,32 @@ std::string WhyMastersStayWide(const proto::Config& config) {
   return "";
 }
 
+constexpr char kMasterKey[] = "data_types.master_dtype";
+
+// A master is the parameter and its remainder together, so a step needs both at
+// hand.
+void CheckRemainders(const proto::Config& config, Faults* faults) {
+  if (!config.bf16().enabled()) {
+    faults->Add(kMasterKey, "'fp32_remainder' needs bf16.enabled");
+  }
+  const proto::ZeroOptimization& zero = config.zero_optimization();
+  const auto check = [&](const char* key, const std::string& device) {
+    if (device.empty() || device == "none") return;
+    faults->Add(kMasterKey, absl::StrCat("zero_optimization.", key, ".device"),
+                absl::StrCat(" is '", device,
+                             "', but remainders and parameters stay in memory "
+                             "together: expected none, or other masters than "
+                             "'fp32_remainder'"));
+  };
+  check("offload_optimizer", zero.offload_optimizer().device());
+  check("offload_param", zero.offload_param().device());
+}
+
 void CheckMasterDtype(const proto::Config& config, Faults* faults) {
-  constexpr char kKey[] = "data_types.master_dtype";
+  constexpr const char* kKey = kMasterKey;
   const std::string& dtype = config.data_types().master_dtype();
   if (!config.data_types().has_master_dtype() || dtype == "fp32") return;
+  if (dtype == "fp32_remainder") return CheckRemainders(config, faults);
   if (dtype != EnabledDtype(config)) {
     return faults->Add(kKey, "'", dtype, "' needs ", dtype, ".enabled");
   }
@@ -137,7 +159,7 @@ void ResolveNarrowMasters(const std::string& section, bool enabled, bool states,
   if (!types.has_master_dtype()) {
     types.set_master_dtype(wide.empty() ? section : "fp32");
   }
-  const bool narrow = types.master_dtype() != "fp32";
+  const bool narrow = types.master_dtype() == section;
   faults->Note(
       key, "gradients are kept in ", types.grad_accum_dtype(),
       states ? ", states in bf16" : "", ", masters in ", types.master_dtype(),

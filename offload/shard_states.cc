@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "ATen/ops/empty_like.h"
 #include "ATen/ops/where.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
+#include "offload/remainders.h"
 #include "offload/update_stream.h"
 
 namespace tessera {
@@ -27,7 +29,47 @@ constexpr std::array<About, ShardStates::kMoments> kAbout = {{
     {"masters", MemoryKind::kOptimizer},
 }};
 
+// What is in memory at a time of states that lie elsewhere, in elements.
+constexpr int64_t kPiece = 1 << 20;
+
+// Elements of a buffer in memory, for one piece after another: its own, or
+// copies of those that lie elsewhere.
+class PieceOf {
+ public:
+  static absl::StatusOr<PieceOf> Make(TieredBuffer* buffer, int64_t numel,
+                                      at::Device device) {
+    PieceOf piece(buffer);
+    if (!buffer->in_memory()) {
+      TESSERA_ASSIGN_OR_RETURN(
+          piece.copy_,
+          FlatBuffer::Allocate(std::min(kPiece, numel), buffer->dtype(), device,
+                               MemoryKind::kWorking, Fill::kNone));
+    }
+    return piece;
+  }
+  absl::StatusOr<at::Tensor> Read(Range range) const {
+    if (!copy_.defined()) return buffer_->View(range);
+    const at::Tensor to = copy_.View({0, range.numel()});
+    TESSERA_RETURN_IF_ERROR(buffer_->CopyTo(range, to));
+    return to;
+  }
+  absl::Status Write(Range range) const {
+    if (!copy_.defined()) return absl::OkStatus();
+    return buffer_->CopyFrom(range, copy_.View({0, range.numel()}));
+  }
+
+ private:
+  explicit PieceOf(TieredBuffer* buffer) : buffer_(buffer) {}
+  TieredBuffer* buffer_;
+  FlatBuffer copy_;
+};
+
 }  // namespace
+
+absl::Status RaisedValue::Commit() {
+  return of_ == nullptr ? raised_.Commit()
+                        : of_->SplitFrom({0, joined_.numel()}, joined_.View());
+}
 
 absl::Status ShardStates::Add(State state, ElementFormat format,
                               TieredBuffer::Place place) {
@@ -70,9 +112,81 @@ std::vector<TieredBuffer*> ShardStates::Written() {
   return written;
 }
 
-absl::StatusOr<Raised> ShardStates::RaiseValue() {
+bool ShardStates::splits() const {
+  return has(kMasters) && At(kMasters).dtype() == kRemainderDtype;
+}
+
+at::ScalarType ShardStates::value_dtype() const {
+  return splits() ? at::kFloat : value().dtype();
+}
+
+absl::StatusOr<RaisedValue> ShardStates::RaiseValue(bool join) {
   Order();
-  return Raised::Of(&value());
+  const bool joins = join && splits();
+  TESSERA_ASSIGN_OR_RETURN(Raised raised,
+                           Raised::Of(joins ? nullptr : &value()));
+  RaisedValue result(std::move(raised));
+  if (!joins) return result;
+  result.of_ = this;
+  TESSERA_ASSIGN_OR_RETURN(
+      result.joined_, FlatBuffer::Allocate(numel_, at::kFloat, device_,
+                                           MemoryKind::kWorking, Fill::kNone));
+  TESSERA_RETURN_IF_ERROR(JoinTo({0, numel_}, result.joined_.View()));
+  return result;
+}
+
+template <typename Visit>
+absl::Status ShardStates::VisitHalves(Range range, bool writes,
+                                      const Visit& visit) {
+  TorchScope scope;
+  TESSERA_ASSIGN_OR_RETURN(
+      const PieceOf working,
+      PieceOf::Make(&At(kWorking), range.numel(), device_));
+  TESSERA_ASSIGN_OR_RETURN(
+      const PieceOf remainders,
+      PieceOf::Make(&At(kMasters), range.numel(), device_));
+  for (int64_t at = range.begin; at < range.end; at += kPiece) {
+    const Range piece = {at, std::min(at + kPiece, range.end)};
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor upper, working.Read(piece));
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor lower, remainders.Read(piece));
+    visit(piece, upper, lower);
+    if (!writes) continue;
+    TESSERA_RETURN_IF_ERROR(working.Write(piece));
+    TESSERA_RETURN_IF_ERROR(remainders.Write(piece));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardStates::JoinTo(Range range, const at::Tensor& to) {
+  return VisitHalves(
+      range, /*writes=*/false,
+      [&](Range piece, const at::Tensor& working,
+          const at::Tensor& remainders) {
+        const at::Tensor part =
+            Slice(to, {piece.begin - range.begin, piece.end - range.begin});
+        const at::Tensor joined = part.device() == working.device()
+                                      ? part
+                                      : at::empty_like(part, working.device());
+        JoinMasters(working, remainders, joined);
+        if (!joined.is_same(part)) part.copy_(joined);
+      });
+}
+
+// A disk takes writes at some places only.
+absl::Status ShardStates::SplitFrom(Range range, const at::Tensor& from) {
+  const bool elsewhere = At(kMasters).elsewhere() || At(kWorking).elsewhere();
+  if (elsewhere && range.numel() < numel_) {
+    TESSERA_ASSIGN_OR_RETURN(RaisedValue value, RaiseValue());
+    Slice(value.View(), range).copy_(from);
+    return value.Commit();
+  }
+  return VisitHalves(range, /*writes=*/true,
+                     [&](Range piece, const at::Tensor& working,
+                         const at::Tensor& remainders) {
+                       SplitMasters(Slice(from, {piece.begin - range.begin,
+                                                 piece.end - range.begin}),
+                                    working, remainders);
+                     });
 }
 
 absl::Status ShardStates::MakeMasters(at::ScalarType dtype,
@@ -80,6 +194,7 @@ absl::Status ShardStates::MakeMasters(at::ScalarType dtype,
   TorchScope scope;
   const absl::Status made = [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(Add(kMasters, dtype, std::move(place)));
+    if (splits()) return absl::OkStatus();  // nothing remains: zeros
     TESSERA_ASSIGN_OR_RETURN(Raised masters, Raised::Of(&At(kMasters)));
     TESSERA_ASSIGN_OR_RETURN(const Raised working, Raised::Of(&At(kWorking)));
     Order();
@@ -92,7 +207,7 @@ absl::Status ShardStates::MakeMasters(at::ScalarType dtype,
 }
 
 absl::Status ShardStates::RoundMasters() {
-  if (!has(kMasters)) return absl::OkStatus();
+  if (!has(kMasters) || splits()) return absl::OkStatus();
   TorchScope scope;
   TESSERA_ASSIGN_OR_RETURN(const Raised masters, Raised::Of(&At(kMasters)));
   TESSERA_ASSIGN_OR_RETURN(Raised working, Raised::Of(&At(kWorking)));
@@ -100,12 +215,17 @@ absl::Status ShardStates::RoundMasters() {
   return working.Commit();
 }
 
-absl::Status ShardStates::TakeWorking(const at::Tensor& working) {
+absl::Status ShardStates::TakeWorking(const at::Tensor& working,
+                                      const at::Tensor& before) {
   if (stream_ != nullptr) {
     TESSERA_RETURN_IF_ERROR(AwaitAllUpdates());
     stream_->BeforeWrite();
   }
-  if (has(kMasters)) TESSERA_RETURN_IF_ERROR(TakeMasters(working));
+  if (splits()) {
+    TESSERA_RETURN_IF_ERROR(TakeRemainders(working, before));
+  } else if (has(kMasters)) {
+    TESSERA_RETURN_IF_ERROR(TakeMasters(working));
+  }
   TieredBuffer& shard = At(kWorking);
   if (shard.elsewhere()) return shard.CopyFrom({0, numel_}, working);
   if (shard.View().const_data_ptr() != working.const_data_ptr()) {
@@ -117,7 +237,6 @@ absl::Status ShardStates::TakeWorking(const at::Tensor& working) {
 // Piece by piece where masters lie elsewhere: a write must not need memory for
 // all of them.
 absl::Status ShardStates::TakeMasters(const at::Tensor& working) {
-  constexpr int64_t kChunk = 1 << 20;
   TieredBuffer& masters = At(kMasters);
   const auto item = working.element_size();
   const at::ScalarType bits = item == 2   ? at::kShort
@@ -127,11 +246,11 @@ absl::Status ShardStates::TakeMasters(const at::Tensor& working) {
   if (masters.elsewhere()) {
     TESSERA_ASSIGN_OR_RETURN(
         raised,
-        FlatBuffer::Allocate(std::min(kChunk, numel_), masters.dtype(), device_,
+        FlatBuffer::Allocate(std::min(kPiece, numel_), masters.dtype(), device_,
                              MemoryKind::kWorking, Fill::kNone));
   }
-  for (int64_t at = 0; at < numel_; at += kChunk) {
-    const Range range = {at, std::min(at + kChunk, numel_)};
+  for (int64_t at = 0; at < numel_; at += kPiece) {
+    const Range range = {at, std::min(at + kPiece, numel_)};
     const at::Tensor written = Slice(working, range);
     at::Tensor master;
     if (masters.elsewhere()) {
@@ -147,6 +266,19 @@ absl::Status ShardStates::TakeMasters(const at::Tensor& working) {
     TESSERA_RETURN_IF_ERROR(masters.CopyFrom(range, master));
   }
   return absl::OkStatus();
+}
+
+// A value that is written becomes the master, so nothing remains of that.
+absl::Status ShardStates::TakeRemainders(const at::Tensor& working,
+                                         const at::Tensor& before) {
+  return VisitHalves(
+      {0, numel_}, /*writes=*/true,
+      [&](Range piece, const at::Tensor& shard, const at::Tensor& remainders) {
+        const at::Tensor old = before.defined() ? Slice(before, piece) : shard;
+        const at::Tensor written = Slice(working, piece);
+        remainders.masked_fill_(
+            old.view(at::kShort).ne(written.view(at::kShort)), 0);
+      });
 }
 
 absl::Status ShardStates::MakeRoomForNext() {

@@ -4,7 +4,9 @@
 // (offload/tiered_buffer.h).
 //
 //   masters         what the optimizer updates, where the working shard is not
-//                   that itself
+//                   that itself; or their remainders: the halves of masters
+//                   whose other halves are the working shard
+//                   (offload/remainders.h)
 //   working         this rank's shard of the values that operators compute with
 //   gradient        the step's gradient, where it is stored elsewhere
 //   new values      what is on its way from the host to a working shard on a
@@ -45,6 +47,7 @@
 namespace tessera {
 
 class UpdateStream;  // offload/update_stream.h
+class RaisedValue;
 
 class ShardStates {
  public:
@@ -98,11 +101,16 @@ class ShardStates {
   const TieredBuffer& At(State state) const {
     return const_cast<ShardStates*>(this)->At(state);
   }
-  // Returns what the optimizer updates: masters, or the working shard.
+  // Whether masters are remainders beside the working shard.
+  bool splits() const;
+  // Returns where what the optimizer updates lies: masters, their remainders,
+  // or the working shard.
   TieredBuffer& value() { return At(has(kMasters) ? kMasters : kWorking); }
   const TieredBuffer& value() const {
     return const_cast<ShardStates*>(this)->value();
   }
+  // Returns the dtype of what the optimizer updates: float32 if it is split.
+  at::ScalarType value_dtype() const;
   // Returns the working shard where masters are separate, else null.
   TieredBuffer* separate_working() {
     return has(kMasters) ? &At(kWorking) : nullptr;
@@ -122,19 +130,28 @@ class ShardStates {
   // ---- values
 
   // Keeps the value in memory, for this thread's current stream, while the
-  // result lives. LOCAL.
-  absl::StatusOr<Raised> RaiseValue();
-  // Makes masters with the values of the working shard. REQUIRES: there are
-  // none. LOCAL.
+  // result lives. Where it is split that is a copy of it, or without `join` the
+  // remainders alone. LOCAL.
+  absl::StatusOr<RaisedValue> RaiseValue(bool join = true);
+  // Copy elements of a split value to `to` (float32) or from `from` (any
+  // dtype), on any device. A piece at a time, so they need little memory beside
+  // the tensors, except where SplitFrom gets a part of what lies elsewhere.
+  // REQUIRES: splits(). LOCAL.
+  absl::Status JoinTo(Range range, const at::Tensor& to);
+  absl::Status SplitFrom(Range range, const at::Tensor& from);
+  // Makes masters with the values of the working shard; `dtype` may be that of
+  // remainders. REQUIRES: there are none. LOCAL.
   absl::Status MakeMasters(at::ScalarType dtype, TieredBuffer::Place place);
   // Sets the working shard to the rounded masters; does nothing where it is the
-  // masters. LOCAL.
+  // masters, or a half of them. LOCAL.
   absl::Status RoundMasters();
   // Takes `working`, [owned], which a program has written: the working shard
   // gets its values, and the masters get those elements that are no longer the
   // rounded master. Other masters keep the bits that the working shard cannot
-  // hold. Waits for earlier updates. LOCAL.
-  absl::Status TakeWorking(const at::Tensor& working);
+  // hold. `before`: the working shard as it was, where `working` is that itself
+  // and masters are split; else undefined. Waits for earlier updates. LOCAL.
+  absl::Status TakeWorking(const at::Tensor& working,
+                           const at::Tensor& before = {});
 
   // ---- what they are to hold next
 
@@ -166,6 +183,13 @@ class ShardStates {
 
  private:
   absl::Status TakeMasters(const at::Tensor& working);
+  absl::Status TakeRemainders(const at::Tensor& working,
+                              const at::Tensor& before);
+  // Calls visit(piece, working, remainders) for the pieces of a range, with
+  // tensors of their elements in memory; what lies elsewhere is copied there
+  // and, if `writes`, back.
+  template <typename Visit>
+  absl::Status VisitHalves(Range range, bool writes, const Visit& visit);
   absl::Status AwaitLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string unit_;
@@ -179,6 +203,27 @@ class ShardStates {
   mutable absl::Mutex mutex_;
   StreamPoint changed_ ABSL_GUARDED_BY(mutex_);  // masters and working
   CommFuture updated_ ABSL_GUARDED_BY(mutex_);
+};
+
+// RaisedValue: keeps what the optimizer updates in memory from RaiseValue to
+// the end of this, or to Commit.
+class RaisedValue {
+ public:
+  // Returns the value, [owned], of ShardStates::value_dtype, or remainders.
+  at::Tensor View() const {
+    return joined_.defined() ? joined_.View() : raised_.View();
+  }
+  // Puts the changes back where the value lies; a split one also changes the
+  // working shard. After an error they are lost.
+  absl::Status Commit();
+
+ private:
+  friend class ShardStates;
+  explicit RaisedValue(Raised raised) : raised_(std::move(raised)) {}
+
+  Raised raised_;              // of nothing where the value is joined
+  ShardStates* of_ = nullptr;  // where it is
+  FlatBuffer joined_;
 };
 
 template <typename Visit>

@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "offload/disk/swap_file.h"
 #include "offload/disk/swap_test_util.h"
+#include "offload/remainders.h"
 #include "torch/torch.h"
 
 namespace tessera {
@@ -37,11 +38,12 @@ class ShardStatesTest : public SwapFileTest {
     states_.At(State::kWorking).View().fill_(value);
   }
   // What a state holds, wherever it lies.
-  at::Tensor ValuesOf(State state) {
-    auto raised = Raised::Of(&states_.At(state));
+  static at::Tensor ValuesOf(ShardStates& states, State state) {
+    auto raised = Raised::Of(&states.At(state));
     TESSERA_EXPECT_OK(raised);
     return raised->View().clone();
   }
+  at::Tensor ValuesOf(State state) { return ValuesOf(states_, state); }
 
   std::shared_ptr<SwapFile> file_;
   ShardStates states_;
@@ -110,6 +112,65 @@ TEST_P(ShardStatesTest, AWriteReachesMastersWhereItChangesBits) {
     TESSERA_ASSERT_OK(masters);
     EXPECT_EQ(masters->View()[7].item<float>(), 2);
     EXPECT_EQ(masters->View()[8].item<float>(), 1.001f);
+  }
+}
+
+// Wherever the halves lie, and whether the program writes into the working
+// shard itself or into a copy of it.
+TEST_P(ShardStatesTest, AWriteLeavesRemaindersOfOtherElements) {
+  for (const bool on_disk : {false, true}) {
+    for (const bool in_place : {false, true}) {
+      ShardStates states("unit", kNumel, at::kCPU, nullptr);
+      TESSERA_ASSERT_OK(states.Add(State::kWorking, at::kBFloat16, {}));
+      TESSERA_ASSERT_OK(states.MakeMasters(kRemainderDtype, {}));
+      EXPECT_TRUE(states.splits());
+      EXPECT_EQ(states.value_dtype(), at::kFloat);
+      {
+        auto masters = states.RaiseValue();
+        TESSERA_ASSERT_OK(masters);
+        masters->View().fill_(1.001);  // 1 in bfloat16
+        TESSERA_ASSERT_OK(masters->Commit());
+      }
+      if (on_disk) {
+        TESSERA_ASSERT_OK(states.At(State::kMasters).Move(Disk()));
+        if (!in_place) {
+          TESSERA_ASSERT_OK(states.At(State::kWorking).Move(Disk()));
+        }
+      }
+      const at::Tensor before = ValuesOf(states, State::kWorking);
+      EXPECT_TRUE(before.eq(1).all().item<bool>());
+      const at::Tensor written =
+          in_place ? states.At(State::kWorking).View() : before.clone();
+      written[7] = 2;
+      TESSERA_ASSERT_OK(
+          states.TakeWorking(written, in_place ? before : at::Tensor()));
+      EXPECT_TRUE(at::equal(ValuesOf(states, State::kWorking), written));
+      auto masters = states.RaiseValue();
+      TESSERA_ASSERT_OK(masters);
+      EXPECT_EQ(masters->View()[7].item<float>(), 2);
+      EXPECT_EQ(masters->View()[8].item<float>(), 1.001f);
+    }
+  }
+}
+
+TEST_P(ShardStatesTest, PartsOfSplitMastersAreReadAndWritten) {
+  for (const bool on_disk : {false, true}) {
+    ShardStates states("unit", kNumel, at::kCPU, nullptr);
+    TESSERA_ASSERT_OK(states.Add(State::kWorking, at::kBFloat16, {}));
+    TESSERA_ASSERT_OK(states.MakeMasters(kRemainderDtype, {}));
+    TESSERA_ASSERT_OK(
+        states.SplitFrom({0, kNumel}, torch::full({kNumel}, 1.001)));
+    if (on_disk) {
+      TESSERA_ASSERT_OK(states.At(State::kMasters).Move(Disk()));
+    }
+    TESSERA_ASSERT_OK(states.SplitFrom({100, 1500}, torch::full({1400}, 3.7)));
+    const at::Tensor part = torch::empty({900}, at::kFloat);
+    TESSERA_ASSERT_OK(states.JoinTo({1000, 1900}, part));
+    EXPECT_TRUE(part.slice(0, 0, 500).eq(3.7f).all().item<bool>());
+    EXPECT_TRUE(part.slice(0, 500).eq(1.001f).all().item<bool>());
+    TESSERA_ASSERT_OK(states.RoundMasters());  // changes nothing
+    TESSERA_ASSERT_OK(states.JoinTo({1000, 1900}, part));
+    EXPECT_EQ(part[0].item<float>(), 3.7f);
   }
 }
 

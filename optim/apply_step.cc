@@ -217,10 +217,11 @@ absl::StatusOr<bool> StepHere(FlatParameter* flat, const UnitStep& step,
   const TraceScope trace(TraceTrack::kStep, "update", flat->name());
   ShardStates& states = flat->states();
   const bool directs = step.phase() == StepPhase::kDirection;
-  TESSERA_ASSIGN_OR_RETURN(Raised masters, states.RaiseValue());
+  const bool joins = states.splits() && !step.takes_remainders();
+  TESSERA_ASSIGN_OR_RETURN(RaisedValue masters, states.RaiseValue(joins));
   TESSERA_ASSIGN_OR_RETURN(
       Raised working,
-      Raised::Of(directs ? nullptr : states.separate_working()));
+      Raised::Of(directs || joins ? nullptr : states.separate_working()));
   // A descent reads the average alone, a direction all but that.
   std::vector<TieredBuffer>& moments = states.moments();
   const size_t begin =
@@ -247,7 +248,7 @@ absl::StatusOr<bool> StepHere(FlatParameter* flat, const UnitStep& step,
   if (directs) return false;
   TESSERA_RETURN_IF_ERROR(masters.Commit());
   if (working_written) TESSERA_RETURN_IF_ERROR(working.Commit());
-  return working_written || states.separate_working() == nullptr;
+  return working_written || joins || states.separate_working() == nullptr;
 }
 
 HostFactor::HostFactor(const GradientFactor& factor)

@@ -79,7 +79,7 @@ absl::Status DirectedUnits::DescendByNorms(const std::vector<size_t>& units,
                                            std::vector<DirectedUnit> directed) {
   std::vector<NormSum> sums;
   for (const DirectedUnit& unit : directed) {
-    TESSERA_ASSIGN_OR_RETURN(const Raised masters,
+    TESSERA_ASSIGN_OR_RETURN(const RaisedValue masters,
                              unit.flat->states().RaiseValue());
     AddTrustSums(unit, masters.View(), &sums);
   }

@@ -7,6 +7,7 @@
 #include "base/layout/flat_buffer.h"
 #include "base/torch/step_arithmetic.h"
 #include "c10/core/DeviceGuard.h"
+#include "offload/remainders.h"
 #include "optim/device_kernels.h"
 
 namespace tessera {
@@ -24,6 +25,8 @@ NumberType NumberTypeOf(at::ScalarType dtype) {
       return NumberType::kFloat16;
     case at::kByte:
       return NumberType::kBlock8;
+    case kRemainderDtype:
+      return NumberType::kRemainder;
     default:
       return NumberType::kNone;
   }
@@ -51,7 +54,9 @@ StepRange RangeOf(size_t count, const StepTensors& tensors) {
   if (tensors.new_masters.defined()) {
     range.new_master = tensors.new_masters.mutable_data_ptr();
   }
-  if (!tensors.working.defined() || range.master_type != NumberType::kFloat32) {
+  if (!tensors.working.defined() ||
+      (range.master_type != NumberType::kFloat32 &&
+       range.master_type != NumberType::kRemainder)) {
     return range;
   }
   const NumberType working = NumberTypeOf(tensors.working.scalar_type());

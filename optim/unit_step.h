@@ -55,7 +55,9 @@ void Multiply(const at::Tensor& gradient, const GradientFactor& factor);
 
 // The tensors of a step: the same elements of each, [n].
 struct StepTensors {
-  at::Tensor masters;  // of the master dtype
+  // Of the master dtype, or remainders beside `working`
+  // (offload/remainders.h). REQUIRES, for these: takes_remainders.
+  at::Tensor masters;
   // The formula's states, in its order, and the average if there is one, in the
   // masters' dtype. kByte: states of 8 bits (optim/kernels/block8.h).
   std::vector<at::Tensor> states;
@@ -117,6 +119,11 @@ class UnitStep {
   // gaps between storages.
   bool writes_elsewhere() const {
     return kernel_ && steps_all_ && device_.is_cpu();
+  }
+  // Whether Apply supports remainders as StepTensors::masters; it writes
+  // `working`, too.
+  bool takes_remainders() const {
+    return kernel_ && phase_ != StepPhase::kDirection;
   }
   // Whether Apply leaves StepTensors::gradient unchanged.
   bool keeps_gradient() const { return kernel_ || factor_.value == 1; }

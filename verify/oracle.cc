@@ -72,8 +72,10 @@ Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
     }
     ranks_.push_back(std::move(rank));
   }
+  torch::NoGradGuard no_grad;
   for (Parameter& p : parameters_) {
     if (HasNarrowMaster(p)) p.master = p.replicas[0].detach().to(at::kFloat);
+    if (RoundsTiesAway(p)) Publish(p);
   }
 }
 
@@ -112,6 +114,19 @@ void Oracle::AddParameters(const torch::nn::Module& module) {
 
 bool Oracle::HasNarrowMaster(const Parameter& p) const {
   return options_.narrow_masters && Is16Bit(p.replicas[0].scalar_type());
+}
+
+bool Oracle::RoundsTiesAway(const Parameter& p) const {
+  return options_.ties_away && p.master.scalar_type() == at::kFloat &&
+         p.replicas[0].scalar_type() == at::kBFloat16;
+}
+
+void Oracle::Publish(const Parameter& p) const {
+  const at::Tensor values =
+      RoundsTiesAway(p) ? OracleRoundTiesAway(p.master) : p.master;
+  for (const at::Tensor& replica : p.replicas) {
+    Reals(replica.detach()).copy_(values);
+  }
 }
 
 const OracleStepOptions& Oracle::StepOptionsOf(const Parameter& p) const {
@@ -206,7 +221,7 @@ void Oracle::StepOptimizer(double factor) {
       OracleRoundMaster(p.master, p.replicas[0].scalar_type(), p.steps,
                         p.random);
     }
-    for (at::Tensor& replica : p.replicas) Reals(replica).copy_(p.master);
+    Publish(p);
   }
   averages_.EndStep();
 }
@@ -286,9 +301,7 @@ void Oracle::SetMaster(absl::string_view name, const at::Tensor& value) {
   torch::NoGradGuard no_grad;
   const Parameter& p = Find(name);
   p.master.copy_(Reals(value));
-  for (const at::Tensor& replica : p.replicas) {
-    Reals(replica.detach()).copy_(p.master);
-  }
+  Publish(p);
 }
 
 void Oracle::SetLearningRate(absl::string_view group, double rate) {

@@ -96,6 +96,9 @@ struct OracleOptions {
   std::optional<at::ScalarType> reduce_dtype;
   // Masters are values of the parameters' dtype if that has 16 bits.
   bool narrow_masters = false;
+  // Parameters of bfloat16 are masters of float32 with ties rounded away from
+  // zero, and NaN as 0x7fc0.
+  bool ties_away = false;
   // The dtype to which sums over micro-batches are rounded after each, beside
   // masters of float32. Unset: they are not rounded.
   std::optional<at::ScalarType> gradient_dtype;
@@ -188,6 +191,9 @@ class Oracle {
   void AddParameters(const torch::nn::Module& module);
   const OracleStepOptions& StepOptionsOf(const Parameter& p) const;
   bool HasNarrowMaster(const Parameter& p) const;
+  bool RoundsTiesAway(const Parameter& p) const;
+  // Sets all ranks' parameter to its master, rounded.
+  void Publish(const Parameter& p) const;
   bool AnyHalf() const;
   void ChooseUnit();
   at::Tensor RunRank(const Loss& loss, int r, double scale);

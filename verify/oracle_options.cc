@@ -175,8 +175,9 @@ absl::StatusOr<OracleOptions> OracleOptionsOf(const proto::Config& config,
   if (config.has_communication_data_type()) {
     o.reduce_dtype = DtypeOf(config.communication_data_type());
   }
-  o.narrow_masters = config.data_types().has_master_dtype() &&
-                     DtypeOf(config.data_types().master_dtype()) != at::kFloat;
+  const std::string& masters = config.data_types().master_dtype();
+  o.narrow_masters = masters == "bf16" || masters == "fp16";
+  o.ties_away = masters == "fp32_remainder";
   if (config.data_types().has_grad_accum_dtype()) {
     o.gradient_dtype = DtypeOf(config.data_types().grad_accum_dtype());
   }

@@ -57,6 +57,19 @@ inline float RoundedRandomly(float x, uint32_t random) {
 }
 inline double RoundedRandomly(double x, uint32_t) { return x; }  // never called
 
+// Rounds to a value of bfloat16, half away from zero: what is half a unit or
+// more above the lower neighbour, in magnitude, goes up.
+inline float RoundedTiesAway(float x) {
+  if (std::isnan(x)) return OneNan(x);
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  const uint32_t lost = bits & 0xffff;
+  bits -= lost;
+  if (lost >= 0x8000) bits += 0x10000;
+  std::memcpy(&x, &bits, sizeof(bits));
+  return x;
+}
+
 // Rounds to a value of float16, a multiple of the unit there. The lost part has
 // as many bits in float32 as the unit is larger than x's last bit.
 inline float RoundedRandomlyToHalf(float x, uint32_t random) {

@@ -328,6 +328,18 @@ void OracleRoundMaster(const at::Tensor& master, at::ScalarType dtype,
   row.Put();
 }
 
+at::Tensor OracleRoundTiesAway(const at::Tensor& master) {
+  const at::Tensor rounded = master.to(at::kCPU, /*non_blocking=*/false,
+                                       /*copy=*/true);
+  const Row row(rounded, at::kFloat);
+  for (int64_t i = 0; i < master.numel(); ++i) {
+    row.data<float>()[i] = oracle::RoundedTiesAway(row.data<float>()[i]);
+  }
+  row.Put();
+  const at::Tensor upper = rounded.view(at::kInt).bitwise_right_shift(16);
+  return upper.to(at::kShort).view(at::kBFloat16);  // copy_ would change a NaN
+}
+
 bool OracleKnows(const std::string& algorithm) {
   return FindWholeStep(algorithm) != nullptr ||
          oracle::VisitFormula(algorithm, [](auto) {});

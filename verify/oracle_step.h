@@ -128,6 +128,9 @@ struct OraclePlace {
 void OracleRoundMaster(const at::Tensor& master, at::ScalarType dtype,
                        int64_t step, const OracleRandom& random);
 
+// Returns a master of float32 in bfloat16, to the nearest, half away from zero.
+at::Tensor OracleRoundTiesAway(const at::Tensor& master);
+
 // Zeros, of the shape of `master`, real; Adafactor's have shapes of their own.
 std::vector<at::Tensor> OracleStates(const at::Tensor& master,
                                      const OracleStepOptions& options);

@@ -76,7 +76,7 @@ absl::Status SavedPieces::CopyNow(bool all, CopyMemory* memory) {
   for (size_t i = 0; i < pieces_.size(); ++i) {
     Copy& copy = copies_[i];
     const at::Tensor& from = pieces_[i].elements;
-    if (copy.made || copy.written || !from.defined() ||
+    if (copy.made || copy.written || !from.defined() || pieces_[i].own ||
         (!all && pieces_[i].lasts)) {
       continue;
     }

@@ -40,6 +40,7 @@ struct SavedPiece {
   at::Tensor elements;  // contiguous, any device
   // The elements do not change before Detach.
   bool lasts = false;
+  bool own = false;  // nor later: nothing else has them
   // The buffer that has them, where they are not in memory: its elements
   // `part`. `elements` is undefined then, and they do not change before Detach.
   const TieredBuffer* elsewhere = nullptr;

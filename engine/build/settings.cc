@@ -253,8 +253,9 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   if (config.fp16().enabled()) s.loss_scaler = LossScalerOf(config.fp16());
   if (config.fp16().enabled()) s.param_dtype = at::kHalf;
   if (config.bf16().enabled()) s.param_dtype = at::kBFloat16;
-  s.narrow_masters = config.data_types().has_master_dtype() &&
-                     config.data_types().master_dtype() != "fp32";
+  const std::string& masters = config.data_types().master_dtype();
+  s.narrow_masters = masters == "bf16" || masters == "fp16";
+  s.remainder_masters = masters == "fp32_remainder";
   if (config.data_types().has_buffer_dtype()) {
     s.buffer_dtype = DtypeOf(config.data_types().buffer_dtype());
   }
@@ -332,6 +333,7 @@ FlatParameterOptions FlatParameterOptionsOf(const Settings& settings,
     options.gradient_dtype = settings.gradient_dtype;
   }
   options.narrow_masters = settings.narrow_masters;
+  options.remainder_masters = settings.remainder_masters;
   options.trainable = flat.trainable;
   options.overlap = settings.schedule.overlap;
   options.cast_inputs = settings.cast_inputs;

@@ -42,6 +42,8 @@ struct Settings {
   std::optional<at::ScalarType> buffer_dtype;
   // Masters of 16 bits of the parameters that compute with as many.
   bool narrow_masters = false;
+  // Float32 masters beside bfloat16 parameters are kept as remainders.
+  bool remainder_masters = false;
   // Dtype of sums over ranks, for parameters of at most 32 bits.
   std::optional<at::ScalarType> reduce_dtype;
   // Dtype of steps' gradients, for parameters of at most 32 bits.

@@ -129,7 +129,8 @@ absl::StatusOr<FlatBuffer> ReadOwned(const Loading& loading,
                                      FlatParameter* flat) {
   TorchScope scope;
   AwaitDevice(flat->device());
-  TESSERA_ASSIGN_OR_RETURN(const Raised value, flat->states().RaiseValue());
+  TESSERA_ASSIGN_OR_RETURN(const RaisedValue value,
+                           flat->states().RaiseValue());
   const at::Tensor masters = value.View();
   TESSERA_ASSIGN_OR_RETURN(
       FlatBuffer values,
@@ -150,7 +151,7 @@ absl::StatusOr<FlatBuffer> ReadOwned(const Loading& loading,
 
 absl::Status SetMasters(FlatParameter* flat, const at::Tensor& values) {
   TorchScope scope;
-  TESSERA_ASSIGN_OR_RETURN(Raised value, flat->states().RaiseValue());
+  TESSERA_ASSIGN_OR_RETURN(RaisedValue value, flat->states().RaiseValue());
   value.View().copy_(values);
   return value.Commit();
 }

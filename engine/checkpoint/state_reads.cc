@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "ATen/MemoryOverlap.h"
+#include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch/tensor_over.h"
@@ -135,7 +136,8 @@ void StateReads::PlanSlot(const StateTable::Slot& slot,
 // belong; what else is to be overwritten in memory is staged.
 void StateReads::AddOwned(Owned one) {
   const TieredBuffer& buffer = table_.Buffer(one.flat, one.kind);
-  if (buffer.on_disk() || buffer.format().in_blocks()) {
+  if (!table_.IsSplit(one.flat, one.kind) &&
+      (buffer.on_disk() || buffer.format().in_blocks())) {
     read_again_.push_back(std::move(one));
     return;
   }
@@ -251,6 +253,7 @@ void StateReads::Put(const StagedOwned& one, const at::Tensor& to) const {
 
 absl::Status StateReads::PlaceOwned(const StagedOwned& one) const {
   if (!table_.Has(one.to.flat, one.to.kind)) return absl::OkStatus();
+  if (table_.IsSplit(one.to.flat, one.to.kind)) return PlaceSplit(one);
   TieredBuffer& buffer = table_.Buffer(one.to.flat, one.to.kind);
   if (buffer.on_host()) {
     TESSERA_ASSIGN_OR_RETURN(
@@ -264,6 +267,16 @@ absl::Status StateReads::PlaceOwned(const StagedOwned& one) const {
   TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(&buffer));
   Put(one, PlaceOf(one.to));
   return raised.Commit();
+}
+
+absl::Status StateReads::PlaceSplit(const StagedOwned& one) const {
+  ShardStates& states = flats_[static_cast<size_t>(one.to.flat)]->states();
+  return CatchTorch("masters", [&] {
+    return states.SplitFrom(one.to.range,
+                            one.to.from.has_value()
+                                ? staging_.Numbers(one.number)
+                                : at::zeros({one.to.range.numel()}));
+  });
 }
 
 absl::Status StateReads::ReadAgain(CheckpointReader* reader) {

@@ -119,6 +119,7 @@ class StateReads {
   at::Tensor PlaceOf(const Owned& one) const;
   void Put(const StagedOwned& one, const at::Tensor& to) const;
   absl::Status PlaceOwned(const StagedOwned& one) const;
+  absl::Status PlaceSplit(const StagedOwned& one) const;
   absl::Status ReadFlat(absl::Span<const Owned> parts,
                         CheckpointReader* reader) const;
 

@@ -201,6 +201,7 @@ bool StateTable::Has(int flat, State state) const {
 }
 
 at::ScalarType StateTable::DtypeOf(int flat, State state) const {
+  if (IsSplit(flat, state)) return FlatOf(flat).states().value_dtype();
   const ElementFormat& format = Buffer(flat, state).format();
   return format.in_blocks() ? at::kFloat : format.dtype;
 }

@@ -98,6 +98,11 @@ class StateTable {
            optimizer_->states().IsNonNegative(
                static_cast<size_t>(flat), static_cast<size_t>(state - kFirst));
   }
+  // Whether it is a value that is kept in two halves (ShardStates::splits):
+  // Buffer has one of them, and Elements cannot be called.
+  bool IsSplit(int flat, State state) const {
+    return state == kValue && FlatOf(flat).states().splits();
+  }
   // Returns where a state's elements lie, perhaps on a disk. REQUIRES: Has.
   TieredBuffer& Buffer(int flat, State state) const {
     ShardStates& states = FlatOf(flat).states();
@@ -105,7 +110,7 @@ class StateTable {
                            : states.moments()[static_cast<size_t>(state) - 1];
   }
   // Returns the elements in `part` of [owned], as they are kept. REQUIRES: Has,
-  // and that they are in memory or raised.
+  // not IsSplit, and that they are in memory or raised.
   at::Tensor Elements(int flat, State state, Range part) const;
   // Returns the elements of a slot that are in `part`, a range of its flat.
   Range Part(const Slot& slot, Range part) const;

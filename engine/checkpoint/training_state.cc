@@ -69,6 +69,14 @@ absl::Status TakeCopy(SavedPiece* piece) {
   return absl::OkStatus();
 }
 
+// As TakeCopy, of masters in two halves: a piece is what they are together.
+absl::Status TakeJoined(const FlatParameter& flat, SavedPiece* piece) {
+  piece->format = flat.states().value_dtype();
+  piece->elements = at::empty({piece->part.numel()}, piece->format.dtype);
+  piece->own = true;
+  return flat.states().JoinTo(piece->part, piece->elements);
+}
+
 absl::Status AddPieces(const TrainingState& state, const StateTable& table,
                        CheckpointContent* content) {
   for (size_t s = 0; s < table.slots().size(); ++s) {
@@ -89,7 +97,9 @@ absl::Status AddPieces(const TrainingState& state, const StateTable& table,
                     part.end - flat.owned().begin};
       const TieredBuffer& buffer = table.Buffer(slot.flat, kind);
       piece.format = buffer.format();
-      if (buffer.elsewhere()) {
+      if (table.IsSplit(slot.flat, kind)) {
+        TESSERA_RETURN_IF_ERROR(TakeJoined(flat, &piece));
+      } else if (buffer.elsewhere()) {
         piece.elsewhere = &buffer;
         // A program's write to it later ends the save before, by the stream.
         if (flat.options().stream == nullptr && kind == StateTable::kValue) {
@@ -100,7 +110,7 @@ absl::Status AddPieces(const TrainingState& state, const StateTable& table,
       }
       // States of 8 bits are float32 in a checkpoint, so that it can be loaded
       // into states of any kind; what is encoded again has the same bytes.
-      if (buffer.format().in_blocks()) {
+      if (piece.format.in_blocks()) {
         piece.decode = [non_negative = table.non_negative(slot.flat, kind)](
                            const char* from, int64_t n, float* to) {
           DecodeBlock8(from, n, non_negative, to);

@@ -23,7 +23,7 @@ absl::StatusOr<std::vector<uint64_t>> FingerprintsOf(
   std::vector<uint64_t> prints;
   for (size_t u = 0; u < flats.size(); ++u) {
     if (!which[u]) continue;
-    TESSERA_ASSIGN_OR_RETURN(const Raised value,
+    TESSERA_ASSIGN_OR_RETURN(const RaisedValue value,
                              flats[u]->states().RaiseValue());
     const at::Tensor bytes = value.View().cpu();
     prints.push_back(Fingerprint(bytes.const_data_ptr(),

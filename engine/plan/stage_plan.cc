@@ -72,15 +72,17 @@ int64_t LineBytes(const std::vector<PlannedFlat>& flats) {
 }
 
 // A step reads the gradient, reads and writes the master and the states, and
-// writes what the working copy has of its own.
+// writes what the working copy has of its own: nothing beside remainders.
 int64_t UpdateBytes(const std::vector<PlannedFlat>& flats) {
   int64_t bytes = 0;
   for (const PlannedFlat& flat : flats) {
     if (!flat.trained) continue;
-    bytes += flat.owned_numel() *
-                 (flat.gradient_bytes + 2 * flat.stepped_bytes +
-                  (flat.master_bytes > 0 ? flat.working_bytes : 0)) +
-             2 * flat.owned_numel() / 64 * flat.optimizer_block_bytes;
+    bytes +=
+        flat.owned_numel() *
+            (flat.gradient_bytes + 2 * flat.stepped_bytes +
+             (flat.master_bytes > 0 && !flat.splits_masters ? flat.working_bytes
+                                                            : 0)) +
+        2 * flat.owned_numel() / 64 * flat.optimizer_block_bytes;
   }
   return bytes;
 }

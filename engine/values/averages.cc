@@ -58,7 +58,7 @@ class Swapping {
       const FlatParameter& flat = *model_.flats()[u];
       flat.states().Drop(ShardStates::kTrainingPoint);
       TESSERA_RETURN_IF_ERROR(flat.states().Add(
-          ShardStates::kTrainingPoint, flat.states().value().format(),
+          ShardStates::kTrainingPoint, flat.states().value_dtype(),
           flat.options().PlaceOf(flat.options().states_tier)));
     }
     return absl::OkStatus();
@@ -92,7 +92,7 @@ class Swapping {
   absl::Status Evaluate(FlatParameter* flat) const {
     ShardStates& states = flat->states();
     if (!states.has(ShardStates::kTrainingPoint)) return absl::OkStatus();
-    TESSERA_ASSIGN_OR_RETURN(Raised value, states.RaiseValue());
+    TESSERA_ASSIGN_OR_RETURN(RaisedValue value, states.RaiseValue());
     TESSERA_ASSIGN_OR_RETURN(const Raised raised_z,
                              Raised::Of(&states.At(ShardStates::kMoments)));
     TESSERA_ASSIGN_OR_RETURN(
@@ -111,7 +111,7 @@ class Swapping {
   absl::Status Train(FlatParameter* flat) const {
     ShardStates& states = flat->states();
     if (!states.has(ShardStates::kTrainingPoint)) return absl::OkStatus();
-    TESSERA_ASSIGN_OR_RETURN(Raised value, states.RaiseValue());
+    TESSERA_ASSIGN_OR_RETURN(RaisedValue value, states.RaiseValue());
     {
       TESSERA_ASSIGN_OR_RETURN(
           const Raised kept,
@@ -127,7 +127,7 @@ class Swapping {
     TieredBuffer* const average =
         optimization_.optimizer()->states().average(u);
     if (average == nullptr) return absl::OkStatus();
-    TESSERA_ASSIGN_OR_RETURN(Raised value, flat->states().RaiseValue());
+    TESSERA_ASSIGN_OR_RETURN(RaisedValue value, flat->states().RaiseValue());
     TESSERA_ASSIGN_OR_RETURN(Raised averages, Raised::Of(average));
     VisitStepped(*flat, [&](Range range, const OptimizerOptions&) {
       const at::Tensor a = Slice(value.View(), range);

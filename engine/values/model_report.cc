@@ -34,7 +34,7 @@ StateBytes ReplicatedStateBytes(const ShardedModel& model,
     bytes.parameters += size(flat->dtype());
     if (!flat->trainable()) continue;
     if (flat->separate_masters()) {
-      bytes.parameters += size(flat->master_dtype());
+      bytes.parameters += size(flat->kept_master_dtype());
     }
     bytes.gradients += size(flat->reduce_dtype());
     if (flat->reduce_dtype() != flat->gradient_dtype()) {

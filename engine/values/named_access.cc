@@ -68,7 +68,7 @@ absl::StatusOr<at::Tensor> NamedAccess::Master(absl::string_view name) {
   absl::StatusOr<at::Tensor> master =
       CatchTorch("Master", [&]() -> absl::StatusOr<at::Tensor> {
         TESSERA_RETURN_IF_ERROR(flat.PrepareUpdate());
-        TESSERA_ASSIGN_OR_RETURN(const Raised value,
+        TESSERA_ASSIGN_OR_RETURN(const RaisedValue value,
                                  flat.states().RaiseValue());
         return WholeCopy(place, value.View(), "masters");
       });
@@ -134,7 +134,7 @@ absl::Status NamedAccess::SetMaster(absl::string_view name,
   TESSERA_RETURN_IF_ERROR(scope.Begin());
   FlatParameter& flat = guard_->model().flat(place);
   const absl::Status written = CatchTorch(kWhere, [&]() -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(Raised raised, flat.states().RaiseValue());
+    TESSERA_ASSIGN_OR_RETURN(RaisedValue raised, flat.states().RaiseValue());
     TESSERA_RETURN_IF_ERROR(
         WriteOwned(flat, place.parameter, value, raised.View()));
     TESSERA_RETURN_IF_ERROR(raised.Commit());

@@ -29,7 +29,8 @@ using Values = absl::flat_hash_map<const void*, at::Tensor>;
 absl::StatusOr<Values> GatherMasters(const ShardedModel& model, bool keeps) {
   Values values;
   for (const auto& flat : model.flats()) {
-    TESSERA_ASSIGN_OR_RETURN(const Raised value, flat->states().RaiseValue());
+    TESSERA_ASSIGN_OR_RETURN(const RaisedValue value,
+                             flat->states().RaiseValue());
     TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
                              GatherWhole(*flat, value.View(), "masters"));
     TorchScope scope;
@@ -99,7 +100,8 @@ absl::StatusOr<std::vector<ParameterShard>> ShardedStateDict(
   const absl::Status copied = CatchTorch(kWhere, [&]() -> absl::Status {
     TorchScope scope;
     for (const auto& flat : guard->model().flats()) {
-      TESSERA_ASSIGN_OR_RETURN(const Raised value, flat->states().RaiseValue());
+      TESSERA_ASSIGN_OR_RETURN(const RaisedValue value,
+                               flat->states().RaiseValue());
       for (const FlatParameter::Segment& segment : flat->segments()) {
         const FlatParameter::Parameter& p =
             flat->parameters()[static_cast<size_t>(segment.parameter)];

@@ -238,6 +238,9 @@ std::vector<Algorithms> StepCases() {
              {NumberType::kBFloat16, NumberType::kFloat16}) {
           cases.push_back({o, {NumberType::kNone, states, masters, masters}});
         }
+        cases.push_back({o,
+                         {NumberType::kBFloat16, states, NumberType::kBFloat16,
+                          NumberType::kRemainder}});
       }
     }
   }

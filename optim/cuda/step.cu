@@ -66,14 +66,35 @@ __device__ void SetAverage(const StepRange& r, const StepConstants<T>& k,
   *average = AverageOf(k, *average, master);
 }
 
+__device__ uint16_t WorkingBitsOf(const StepRange& r, float master) {
+  if (r.master_type == NumberType::kRemainder) return UpperBitsOf(master);
+  return r.working_type == NumberType::kFloat16 ? Float16BitsOf(master)
+                                                : BFloat16BitsOf(master);
+}
+
 __device__ void SetWorking(const StepRange& r, int64_t i, float master) {
   if (r.working_type == NumberType::kFloat32) {
     static_cast<float*>(r.working)[i] = master;
   } else if (r.working_type != NumberType::kNone) {
-    static_cast<uint16_t*>(r.working)[i] =
-        r.working_type == NumberType::kBFloat16 ? BFloat16BitsOf(master)
-                                                : Float16BitsOf(master);
+    static_cast<uint16_t*>(r.working)[i] = WorkingBitsOf(r, master);
   }
+}
+
+__device__ float MasterAt(const StepRange& r, int64_t i) {
+  if (r.master_type != NumberType::kRemainder) {
+    return FloatAt(r.master, r.master_type, i);
+  }
+  return JoinedMasterOf(static_cast<const uint16_t*>(r.working)[i],
+                        static_cast<const uint16_t*>(r.master)[i]);
+}
+
+// What is stored of a master that is not float32. `number`: in the parameter.
+__device__ uint16_t MasterBitsOf(const StepRange& r, uint64_t seed,
+                                 int64_t number, float master) {
+  return r.master_type == NumberType::kRemainder
+             ? RemainderBitsOf(master)
+             : NarrowMasterBitsOf(master, r.master_type,
+                                  static_cast<uint64_t>(number), seed);
 }
 
 __device__ void* MastersTo(const StepRange& r) {
@@ -85,8 +106,8 @@ __device__ void SetMaster(const StepRange& r, uint64_t seed, int64_t i,
   if (r.master_type == NumberType::kFloat32) {
     static_cast<float*>(MastersTo(r))[i] = master;
   } else {
-    static_cast<uint16_t*>(MastersTo(r))[i] = NarrowMasterBitsOf(
-        master, r.master_type, static_cast<uint64_t>(r.number + i), seed);
+    static_cast<uint16_t*>(MastersTo(r))[i] =
+        MasterBitsOf(r, seed, r.number + i, master);
   }
 }
 
@@ -111,11 +132,22 @@ __device__ void LoadWide(const void* from, NumberType type, int64_t i,
   }
 }
 
+__device__ void LoadMasters(const StepRange& r, int64_t i, float* to) {
+  if (r.master_type != NumberType::kRemainder) {
+    return LoadWide(r.master, r.master_type, i, to);
+  }
+  const Wide16 working = static_cast<const Wide16*>(r.working)[i];
+  const Wide16 remainders = static_cast<const Wide16*>(r.master)[i];
+  for (int j = 0; j < kWidth; ++j) {
+    to[j] = JoinedMasterOf(working.x[j], remainders.x[j]);
+  }
+}
+
 template <typename F>
 __device__ void StepAt(const StepRange& r, const StepConstants<float>& k,
                        int64_t i) {
   StepElement<float> e;
-  e.master.x = FloatAt(r.master, r.master_type, i);
+  e.master.x = MasterAt(r, i);
   for (int s = 0; s < F::kStates; ++s) {
     e.states[s].x = FloatAt(r.states[s], r.state_type, i);
   }
@@ -143,7 +175,7 @@ __device__ void StepWideAt(const StepRange& r, const StepConstants<float>& k,
                            int64_t i) {
   float gradient[kWidth], states[F::kStates + 1][kWidth];
   Wide32 master;
-  LoadWide(r.master, r.master_type, i, master.x);
+  LoadMasters(r, i, master.x);
   LoadWide(r.gradient, r.gradient_type, i, gradient);
   for (int s = 0; s < F::kStates; ++s) {
     LoadWide(r.states[s], r.state_type, i, states[s]);
@@ -159,9 +191,7 @@ __device__ void StepWideAt(const StepRange& r, const StepConstants<float>& k,
     master.x[j] = e.master.x;
     new_master.x[j] =
         narrow_master
-            ? NarrowMasterBitsOf(
-                  e.master.x, r.master_type,
-                  static_cast<uint64_t>(r.number + i * kWidth + j), k.seed)
+            ? MasterBitsOf(r, k.seed, r.number + i * kWidth + j, e.master.x)
             : 0;
     const uint32_t random =
         narrow ? RandomBitsOf(static_cast<uint64_t>(r.number + i * kWidth + j),
@@ -172,9 +202,7 @@ __device__ void StepWideAt(const StepRange& r, const StepConstants<float>& k,
       narrow_states[s].x[j] =
           narrow ? BFloat16StateBitsOf(e.states[s].x, s, random) : 0;
     }
-    working.x[j] = r.working_type == NumberType::kFloat16
-                       ? Float16BitsOf(e.master.x)
-                       : BFloat16BitsOf(e.master.x);
+    working.x[j] = WorkingBitsOf(r, e.master.x);
   }
   if (narrow_master) {
     static_cast<Wide16*>(MastersTo(r))[i] = new_master;
@@ -304,7 +332,7 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t i = b * kBlock8Elements + 2 * lane + j - r.in_block;
       if (i < 0 || i >= r.numel) continue;
       StepElement<float> e;
-      e.master.x = FloatAt(r.master, r.master_type, i);
+      e.master.x = MasterAt(r, i);
       for (int s = 0; s < F::kStates; ++s) e.states[s].x = states[s][j];
       StepOneElement<F>(k, FloatAt(r.gradient, r.gradient_type, i), &e);
       SetMaster(r, k.seed, i, e.master.x);

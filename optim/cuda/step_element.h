@@ -95,6 +95,19 @@ TESSERA_HOST_DEVICE inline float FloatOfFloat16(uint16_t half) {
   return BitCast<float>(((rest << 13) + more) | sign);
 }
 
+// Masters in two halves, as offload/remainders.h has them.
+TESSERA_HOST_DEVICE inline float JoinedMasterOf(uint16_t working,
+                                                uint16_t remainder) {
+  const uint32_t borrow = remainder >> 15;  // it is negative
+  return BitCast<float>(((working - borrow) << 16) + remainder);
+}
+TESSERA_HOST_DEVICE inline uint16_t UpperBitsOf(float master) {
+  return static_cast<uint16_t>((BitCast<uint32_t>(master) + 0x8000) >> 16);
+}
+TESSERA_HOST_DEVICE inline uint16_t RemainderBitsOf(float master) {
+  return static_cast<uint16_t>(BitCast<uint32_t>(master));
+}
+
 // Note [Stochastic rounding], in element_step.h. `number`: in the parameter.
 TESSERA_HOST_DEVICE inline uint32_t RandomBitsOf(uint64_t number,
                                                  uint64_t seed) {

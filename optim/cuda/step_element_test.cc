@@ -176,6 +176,34 @@ TEST(StepElementTest, NarrowMastersAreThoseOfStepElements) {
   }
 }
 
+TEST(StepElementTest, RemaindersAreThoseOfStepElements) {
+  constexpr int64_t kNumel = 30'000;
+  StepTypes types;
+  types.master = NumberType::kRemainder;
+  types.working = NumberType::kBFloat16;
+  const StepOperands before(Formula::kSgd, kNumel, types, AnyValues);
+  StepOperands after = before.To(at::kCPU);
+  const StepCoefficients c = SomeCoefficients(Formula::kSgd);
+  StepElements(Formula::kSgd, after.Range(), c);
+  const StepConstants<float> constants(c);
+  const auto old = Bits<uint16_t>(before.master);
+  const auto old_working = Bits<uint16_t>(before.working);
+  const auto masters = Bits<uint16_t>(after.master);
+  const auto working = Bits<uint16_t>(after.working);
+  for (size_t i = 0; i < kNumel; ++i) {
+    StepElement<float> e;
+    e.master.x = JoinedMasterOf(old_working[i], old[i]);
+    VisitFormula(Formula::kSgd, [&](auto f) {
+      StepOneElement<decltype(f)>(
+          constants, before.gradient.const_data_ptr<float>()[i], &e);
+    });
+    ASSERT_EQ(RemainderBitsOf(e.master.x), masters[i]) << i;
+    ASSERT_EQ(UpperBitsOf(e.master.x), working[i]) << i;
+    const float joined = JoinedMasterOf(working[i], masters[i]);
+    ASSERT_EQ(BitCast<uint32_t>(joined), BitCast<uint32_t>(e.master.x)) << i;
+  }
+}
+
 TEST(StepElementTest, Reads16BitsAsTheyAre) {
   const at::Tensor every = torch::arange(-32768, 32768).to(at::kShort);
   const auto halves = Bits<uint16_t>(every);

@@ -21,6 +21,8 @@ inline at::ScalarType TensorTypeOf(NumberType type) {
       return at::kHalf;
     case NumberType::kBlock8:
       return at::kByte;
+    case NumberType::kRemainder:
+      return at::kShort;
     default:
       return at::kFloat;
   }
@@ -35,14 +37,19 @@ struct StepTypes {
 
 struct StepOperands {
   // [numel] each, on the CPU: what cannot be negative is not; a working copy of
-  // zeros; states of 8 bits are zeros. `values`: float32 [numel] of them.
+  // zeros, or of values beside remainders, which are any bits; states of 8 bits
+  // are zeros. `values`: float32 [numel] of them.
   template <typename Values>
   StepOperands(Formula formula, int64_t numel, const StepTypes& types,
                const Values& values)
       : types(types),
-        master(values(numel).to(TensorTypeOf(types.master))),
+        master(values(numel).to(TensorTypeOf(AverageType(types.master)))),
         gradient(values(numel).to(TensorTypeOf(types.gradient))),
         working(torch::zeros({numel}, TensorTypeOf(types.working))) {
+    if (types.master == NumberType::kRemainder) {
+      master = values(numel).view(at::kInt).to(at::kShort);
+      working = values(numel).to(at::kBFloat16);
+    }
     const StepStates names = StatesOf(formula);
     for (int s = 0; s < names.count; ++s) {
       if (types.states == NumberType::kBlock8) {

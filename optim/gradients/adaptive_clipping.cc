@@ -152,8 +152,9 @@ double FactorOf(double weights, double gradient, double clipping,
   return std::isfinite(norm) && norm > most ? most / norm : 1;
 }
 
+// `masters`, `gradients`: [owned].
 Part MeasuredPart(const FlatParameter& flat, size_t in_flat, Range mine,
-                  const at::Tensor& gradients,
+                  const at::Tensor& masters, const at::Tensor& gradients,
                   const AdaptiveClipping& options) {
   const Parameter& p = flat.parameters()[in_flat];
   Part part;
@@ -166,8 +167,7 @@ Part MeasuredPart(const FlatParameter& flat, size_t in_flat, Range mine,
     return owned.narrow(0, mine.begin - flat.owned().begin, mine.numel());
   };
   const int64_t first = p.storage_offset + part.elements.begin;
-  const std::vector<NormSum> weights =
-      SumsOf(in(flat.states().value().View()), first, part);
+  const std::vector<NormSum> weights = SumsOf(in(masters), first, part);
   const std::vector<NormSum> gradient = SumsOf(in(gradients), first, part);
   for (size_t i = 0; i < weights.size(); ++i) {
     const int64_t unit = part.first_unit + static_cast<int64_t>(i);
@@ -204,10 +204,12 @@ absl::StatusOr<Parts> Measure(const Flats& flats,
     }
     if (mine.empty()) continue;
     TESSERA_ASSIGN_OR_RETURN(const Raised raised, gradient.Raise());
-    TESSERA_ASSIGN_OR_RETURN(const Raised masters, flat.states().RaiseValue());
+    TESSERA_ASSIGN_OR_RETURN(const RaisedValue masters,
+                             flat.states().RaiseValue());
     const at::Tensor owned = gradient.owned();
     for (const auto& [i, range] : mine) {
-      parts[u].push_back(MeasuredPart(flat, i, range, owned, options));
+      parts[u].push_back(
+          MeasuredPart(flat, i, range, masters.View(), owned, options));
     }
   }
   return parts;

@@ -83,6 +83,7 @@ int64_t BytesOf(NumberType type, int64_t numel) {
       return 4 * numel;
     case NumberType::kBFloat16:
     case NumberType::kFloat16:
+    case NumberType::kRemainder:
       return 2 * numel;
     case NumberType::kFloat64:
       return 8 * numel;
@@ -91,12 +92,16 @@ int64_t BytesOf(NumberType type, int64_t numel) {
   }
 }
 
+NumberType AverageType(NumberType masters) {
+  return masters == NumberType::kRemainder ? NumberType::kFloat32 : masters;
+}
+
 StepRange Part(const StepRange& range, int64_t begin, int64_t end) {
   StepRange part = range;
   part.master = At(range.master, range.master_type, begin);
   part.new_master = At(range.new_master, range.master_type, begin);
   part.working = At(range.working, range.working_type, begin);
-  part.average = At(range.average, range.master_type, begin);
+  part.average = At(range.average, AverageType(range.master_type), begin);
   part.gradient = static_cast<const char*>(range.gradient) +
                   BytesOf(range.gradient_type, begin);
   part.number += begin;

@@ -22,6 +22,10 @@
 // number in its parameter: the same at every world size. Magnitudes below 2^-32
 // are 0 in float16.
 //
+// Masters of kRemainder have the bits that float32 masters have; how a working
+// copy is rounded beside them says "Note [Ties of remainders]"
+// (offload/remainders.h), and its NaN is 0x7fc0.
+//
 // Threads: none of its own; ranges that do not overlap, and share no block of
 // kBlock8, may be done at once.
 #ifndef OPTIM_KERNELS_ELEMENT_STEP_H_
@@ -44,7 +48,8 @@ enum class NumberType : uint8_t {
   kBFloat16,
   kFloat16,
   kFloat64,
-  kBlock8,  // optim/kernels/block8.h
+  kBlock8,     // optim/kernels/block8.h
+  kRemainder,  // of masters: offload/remainders.h
 };
 int64_t BytesOf(NumberType type, int64_t numel);
 
@@ -55,6 +60,8 @@ struct StepRange {
   int64_t numel = 0;  // of each
   // kFloat64: so are all others, and the working copy is kNone. kBFloat16 and
   // kFloat16: without a working copy and an average, of no direction.
+  // kRemainder: the working copy, of kBFloat16, is read as the other half of
+  // masters; they are changed in place.
   NumberType master_type = NumberType::kFloat32;
   NumberType state_type = NumberType::kFloat32;  // kBFloat16, kBlock8
   NumberType gradient_type = NumberType::kFloat32;
@@ -64,7 +71,7 @@ struct StepRange {
   // overlaps no other memory, or is the gradient itself (of the masters' type).
   // Null: masters are changed in place.
   void* new_master = nullptr;
-  // The average, of the masters' type: it becomes lerp(average, new master,
+  // The average, of AverageType: it becomes lerp(average, new master,
   // average_weight), one FMA. Null: there is none.
   void* average = nullptr;
   // The first element's number in its parameter, for random bits, and its place
@@ -72,6 +79,9 @@ struct StepRange {
   int64_t number = 0;
   int in_block = 0;
 };
+
+// Returns the type of averages of masters of that type.
+NumberType AverageType(NumberType masters);
 
 // A range and what it is stepped with.
 struct StepPart {

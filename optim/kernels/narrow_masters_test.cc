@@ -1,5 +1,6 @@
 // Masters of 16 bits: that they are the same however a range is cut and by
-// whatever instructions, and are rounded without a bias.
+// whatever instructions, and are rounded without a bias. Masters of float32 in
+// two halves: that they have the bits of whole ones.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -86,6 +87,104 @@ TEST(NarrowMastersTest, WhatIsTooLargeOrNoNumberStaysSo) {
   EXPECT_TRUE(
       torch::equal(half.slice(0, 0, 3), torch::tensor({inf, -inf, inf})));
   EXPECT_TRUE(std::isnan(half[3].item<float>()));
+}
+
+// ---- remainders
+
+// What float32 masters are, as a working copy and remainders: of all uppers
+// halves, and any lower ones.
+struct SplitMasters {
+  explicit SplitMasters(const at::Tensor& masters)
+      : working(torch::empty(masters.sizes(), at::kBFloat16)),
+        remainders(torch::empty(masters.sizes(), at::kShort)) {
+    const auto* const bits =
+        static_cast<const uint32_t*>(masters.const_data_ptr());
+    for (int64_t i = 0; i < masters.numel(); ++i) {
+      const bool nan = (bits[i] & 0x7fffffff) > 0x7f800000;
+      const uint32_t word = nan ? 0x7fc00000 : bits[i];
+      static_cast<uint16_t*>(working.mutable_data_ptr())[i] =
+          static_cast<uint16_t>((word + 0x8000) >> 16);
+      static_cast<uint16_t*>(remainders.mutable_data_ptr())[i] =
+          static_cast<uint16_t>(word);
+    }
+  }
+  bool operator==(const SplitMasters& other) const {
+    return at::equal(working.view(at::kShort),
+                     other.working.view(at::kShort)) &&
+           at::equal(remainders, other.remainders);
+  }
+  at::Tensor working, remainders;
+};
+
+at::Tensor AnyMasters(int64_t numel) {
+  torch::manual_seed(5);
+  const at::Tensor bits = torch::randint(0, 1 << 16, {numel}, at::kInt);
+  const at::Tensor masters = torch::empty({numel}, at::kFloat);
+  auto* const to = static_cast<uint32_t*>(masters.mutable_data_ptr());
+  for (int64_t i = 0; i < numel; ++i) {
+    const auto lower = static_cast<uint32_t>(bits.const_data_ptr<int>()[i]);
+    to[i] = static_cast<uint32_t>(i) << 16 | (i % 7 == 0 ? 0x8000 : lower);
+  }
+  return masters;
+}
+
+// A step without a change too: of SGD against zeros.
+TEST(RemaindersTest, AStepHasTheBitsOfFloat32Masters) {
+  constexpr int64_t kNumel = 1 << 16;
+  for (const Formula formula : {Formula::kSgd, Formula::kAdamW}) {
+    for (const bool zeros : {true, false}) {
+      const at::Tensor gradient =
+          zeros ? torch::zeros({kNumel}) : GradientOf(kNumel, 3);
+      const auto k = CoefficientsOf(
+          {.lr = 1e-2,
+           .algorithm =
+               formula == Formula::kSgd ? Algorithm::kSgd : Algorithm::kAdamW},
+          1, 1, SeedOf(1, 1));
+      const auto range_of = [&](const at::Tensor& master,
+                                std::vector<at::Tensor>* states) {
+        StepRange range;
+        range.master = master.mutable_data_ptr();
+        for (int s = 0; s < StatesOf(formula).count; ++s) {
+          states->push_back(torch::zeros({kNumel}));
+          range.states[s] = states->back().mutable_data_ptr();
+        }
+        states->push_back(torch::zeros({kNumel}));
+        range.average = states->back().mutable_data_ptr();
+        range.gradient = gradient.const_data_ptr();
+        range.numel = kNumel;
+        return range;
+      };
+      const at::Tensor masters = AnyMasters(kNumel);
+      const SplitMasters before(masters);
+      std::vector<at::Tensor> states;
+      StepElements(formula, range_of(masters, &states), k);
+      const SplitMasters expected(masters);
+      EXPECT_EQ(zeros, expected == before);
+      for (const Isa isa : Isas()) {
+        for (const int64_t piece : {kNumel, int64_t{10'009}, int64_t{64}}) {
+          SplitMasters split(AnyMasters(kNumel));
+          std::vector<at::Tensor> split_states;
+          StepRange range = range_of(split.remainders, &split_states);
+          range.master_type = NumberType::kRemainder;
+          range.working_type = NumberType::kBFloat16;
+          range.working = split.working.mutable_data_ptr();
+          for (int64_t begin = 0; begin < kNumel; begin += piece) {
+            StepElements(formula,
+                         Part(range, begin, std::min(begin + piece, kNumel)), k,
+                         isa);
+          }
+          EXPECT_TRUE(split == expected) << IsaName(isa) << " " << piece;
+          for (size_t s = 0; s < states.size(); ++s) {
+            EXPECT_EQ(std::memcmp(states[s].const_data_ptr(),
+                                  split_states[s].const_data_ptr(),
+                                  static_cast<size_t>(kNumel) * 4),
+                      0)
+                << IsaName(isa) << " " << piece << " state " << s;
+          }
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

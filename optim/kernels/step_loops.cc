@@ -158,7 +158,10 @@ class Loop {
   float* MasterAt(void* of, int64_t i) const {
     return static_cast<float*>(of) + i;
   }
-  bool narrow() const { return r_.master_type != NumberType::kFloat32; }
+  bool split() const { return r_.master_type == NumberType::kRemainder; }
+  bool narrow() const {
+    return r_.master_type != NumberType::kFloat32 && !split();
+  }
   uint16_t* NarrowAt(void* of, int64_t i) const {
     return static_cast<uint16_t*>(of) + i;
   }
@@ -187,9 +190,9 @@ class Loop {
     for (int64_t b = 0; b < kTile * ItemBytes(r_.gradient_type); b += 64) {
       __builtin_prefetch(GradientAt(i) + b);
     }
-    fetch(narrow() ? NarrowAt(r_.master, i)
-                   : static_cast<void*>(MasterAt(r_.master, i)),
+    fetch(static_cast<char*>(r_.master) + i * ItemBytes(r_.master_type),
           kTile * ItemBytes(r_.master_type));
+    if (split()) fetch(WorkingAt(i), kTile * ItemBytes(r_.working_type));
     if (r_.average != nullptr) fetch(MasterAt(r_.average, i), kTile * 4);
     const int64_t state_bytes = r_.state_type == NumberType::kBlock8
                                     ? kTile
@@ -219,11 +222,18 @@ class Loop {
                 NarrowAt(r_.new_master, i));
       return;
     }
+    alignas(64) float joined[kTile];
+    if (split()) {
+      t.master = t.new_master = joined;
+      Join(NarrowAt(r_.working, i), NarrowAt(r_.master, i), joined);
+    }
     StepTile<F, kVariant>(t, k_, states, EachState());
     if (r_.average != nullptr) {
       AverageTile(t.new_master, k_, MasterAt(r_.average, i));
     }
-    if (r_.working_type != NumberType::kNone) {
+    if (split()) {
+      Split(joined, NarrowAt(r_.working, i), NarrowAt(r_.master, i));
+    } else if (r_.working_type != NumberType::kNone) {
       ToWorking(t.new_master, r_.working_type, WorkingAt(i));
     }
   }
@@ -233,7 +243,7 @@ class Loop {
   template <bool kVariant, typename State>
   void Partial(int64_t i, int n, int lead) const {
     float master[kTile] = {}, gradient[kTile] = {};
-    LoadPart(r_.master, r_.master_type, i, n, master + lead);
+    LoadMasters(i, n, master + lead);
     LoadPart(r_.gradient, r_.gradient_type, i, n, gradient + lead);
     char memory[F::kStates + 1][kTile * 4] = {};
     float states[F::kStates + 1][kTile] = {}, before[F::kStates + 1][kTile];
@@ -259,6 +269,16 @@ class Loop {
     StoreMasters(master, t.number, i, n, lead);
   }
 
+  void LoadMasters(int64_t i, int n, float* to) const {
+    if (!split()) return LoadPart(r_.master, r_.master_type, i, n, to);
+    uint16_t working[kTile] = {}, remainders[kTile] = {};
+    float joined[kTile];
+    Copy(NarrowAt(r_.working, i), Size(n, 2), working);
+    Copy(NarrowAt(r_.master, i), Size(n, 2), remainders);
+    Join(working, remainders, joined);
+    Copy(joined, Size(n, 4), to);
+  }
+
   static void LoadPart(const void* all, NumberType type, int64_t i, int n,
                        float* to) {
     const char* const from =
@@ -278,12 +298,18 @@ class Loop {
       ToMasters(master, number, k_.seed ^ kMasterSeed, r_.master_type, halves);
       return Copy(halves + lead, Size(n, 2), NarrowAt(r_.new_master, i));
     }
-    Copy(master + lead, Size(n, 4), MasterAt(r_.new_master, i));
+    if (!split()) Copy(master + lead, Size(n, 4), MasterAt(r_.new_master, i));
     if (r_.average != nullptr) {
       float average[kTile] = {};
       Copy(MasterAt(r_.average, i), Size(n, 4), average + lead);
       AverageTile(master, k_, average);
       Copy(average + lead, Size(n, 4), MasterAt(r_.average, i));
+    }
+    if (split()) {
+      uint16_t upper[kTile], lower[kTile];
+      Split(master, upper, lower);
+      Copy(upper + lead, Size(n, 2), NarrowAt(r_.working, i));
+      return Copy(lower + lead, Size(n, 2), NarrowAt(r_.master, i));
     }
     if (r_.working_type == NumberType::kNone) return;
     char working[kTile * 4];

@@ -66,6 +66,28 @@ __attribute__((noinline)) void ToMasters(const float* from, int64_t number,
   }
 }
 
+// Masters in two halves, as offload/remainders.h has them.
+__attribute__((noinline)) void Join(const uint16_t* working,
+                                    const uint16_t* remainders, float* to) {
+  for (int i = 0; i < kTile; i += kLanes) {
+    const Words upper =
+        __builtin_convertvector(LoadAs<Halves>(working + i), Words) << 16;
+    const Ints lower =
+        __builtin_convertvector(LoadAs<Shorts>(remainders + i), Ints);
+    Store(upper + reinterpret_cast<Words>(lower), to + i);
+  }
+}
+// A NaN is 0x7fc00000.
+__attribute__((noinline)) void Split(const float* from, uint16_t* working,
+                                     uint16_t* remainders) {
+  for (int i = 0; i < kTile; i += 2 * kLanes) {
+    const auto a = LoadAs<Words>(from + i),
+               b = LoadAs<Words>(from + i + kLanes);
+    Store(UpperHalves(a + 0x8000, b + 0x8000), working + i);
+    Store(LowerHalves(a, b), remainders + i);
+  }
+}
+
 // ---- block8.h
 
 // Cuts elements, which are words, to codes. `largest` is the largest of their

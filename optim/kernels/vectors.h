@@ -26,6 +26,7 @@ using Floats = float __attribute__((vector_size(kLanes * 4)));
 using Words = uint32_t __attribute__((vector_size(kLanes * 4)));
 using Ints = int32_t __attribute__((vector_size(kLanes * 4)));
 using Halves = uint16_t __attribute__((vector_size(kLanes * 2)));
+using Shorts = int16_t __attribute__((vector_size(kLanes * 2)));
 // Elements of two, and of four, vectors.
 using Halves2 = uint16_t __attribute__((vector_size(kLanes * 4)));
 using Shorts2 = int16_t __attribute__((vector_size(kLanes * 4)));
@@ -164,6 +165,16 @@ inline Halves2 UpperHalves(Words a, Words b,
 }
 inline Halves2 UpperHalves(Words a, Words b) {
   return UpperHalves(a, b, std::make_integer_sequence<int, 2 * kLanes>());
+}
+
+template <int... kPlace>
+inline Halves2 LowerHalves(Words a, Words b,
+                           std::integer_sequence<int, kPlace...>) {
+  return __builtin_shufflevector(reinterpret_cast<Halves2>(a),
+                                 reinterpret_cast<Halves2>(b), (2 * kPlace)...);
+}
+inline Halves2 LowerHalves(Words a, Words b) {
+  return LowerHalves(a, b, std::make_integer_sequence<int, 2 * kLanes>());
 }
 
 // To nearest even; NaN is 0xffff.

@@ -64,7 +64,7 @@ absl::Status OptimizerStates::Allocate(size_t u) {
       flat.options().PlaceOf(flat.options().states_tier);
   if (flat.separate_masters() && !flat.states().has(ShardStates::kMasters)) {
     TESSERA_RETURN_IF_ERROR(
-        flat.states().MakeMasters(flat.master_dtype(), place));
+        flat.states().MakeMasters(flat.kept_master_dtype(), place));
   }
   std::vector<ShardStates::Moment> moments;
   for (const std::string& name : Names(u)) {

@@ -7,6 +7,7 @@
 #include "base/layout/flat_buffer.h"
 #include "base/step_memory/step_memory.h"
 #include "c10/core/StorageImpl.h"
+#include "offload/remainders.h"
 #include "offload/update_stream.h"
 
 namespace tessera {
@@ -62,6 +63,20 @@ at::ScalarType MasterDtypeOf(at::ScalarType parameters,
              : StepDtypeOf(parameters);
 }
 
+bool SplitsMasters(at::ScalarType parameters,
+                   const FlatParameterOptions& options) {
+  return options.remainder_masters &&
+         options.dtype.value_or(parameters) == at::kBFloat16 &&
+         MasterDtypeOf(parameters, options) == at::kFloat;
+}
+
+at::ScalarType KeptMasterDtypeOf(at::ScalarType parameters,
+                                 const FlatParameterOptions& options) {
+  return SplitsMasters(parameters, options)
+             ? kRemainderDtype
+             : MasterDtypeOf(parameters, options);
+}
+
 at::ScalarType StepDtypeOf(at::ScalarType masters) {
   return at::isReducedFloatingType(masters) ? at::kFloat : masters;
 }
@@ -81,6 +96,7 @@ FlatDescription::FlatDescription(std::string name,
   const at::ScalarType original = ElementType(params[0].tensor.scalar_type());
   dtype_ = WorkingDtypeOf(params, options_);
   master_dtype_ = MasterDtypeOf(original, options_);
+  kept_master_dtype_ = KeptMasterDtypeOf(original, options_);
   reduce_dtype_ = options_.reduce_dtype.value_or(dtype_);
   gradient_dtype_ = GradientDtypeOf(master_dtype_, options_);
   device_ = params[0].tensor.device();

@@ -52,6 +52,10 @@ struct FlatParameterOptions {
   // Masters are the working copy itself where its dtype has 16 bits; otherwise
   // they are float32. DeepSpeed's bf16_master_weights_and_grads.
   bool narrow_masters = false;
+  // Masters of float32 beside a working copy of bfloat16 are kept as 16-bit
+  // remainders of it (offload/remainders.h). REQUIRES: states_tier and
+  // parameters_tier are kMemory.
+  bool remainder_masters = false;
   // The flat has a master and an optimizer state from the start.
   bool trainable = true;
   // New values are sent to the other ranks while the program goes on (stages 1
@@ -107,6 +111,12 @@ at::ScalarType WorkingDtypeOf(const std::vector<NamedParameter>& parameters,
 // Returns the dtype of masters of parameters of that dtype; of elements.
 at::ScalarType MasterDtypeOf(at::ScalarType parameters,
                              const FlatParameterOptions& options);
+// Whether masters of parameters of that dtype are kept as remainders.
+bool SplitsMasters(at::ScalarType parameters,
+                   const FlatParameterOptions& options);
+// Returns the dtype of what is kept of masters with memory of their own.
+at::ScalarType KeptMasterDtypeOf(at::ScalarType parameters,
+                                 const FlatParameterOptions& options);
 // Returns the dtype in which masters of that dtype are stepped.
 at::ScalarType StepDtypeOf(at::ScalarType masters);
 // Returns the dtype of the step's gradients beside masters of that dtype.
@@ -154,6 +164,10 @@ class FlatDescription {
   bool cast_inputs() const { return options_.cast_inputs; }
   at::ScalarType dtype() const { return dtype_; }  // of elements: never complex
   at::ScalarType master_dtype() const { return master_dtype_; }
+  // Masters, if they have memory of their own, are kept in this dtype: that of
+  // remainders where they are split, else their own.
+  at::ScalarType kept_master_dtype() const { return kept_master_dtype_; }
+  bool splits_masters() const { return kept_master_dtype_ != master_dtype_; }
   // The dtype that a step computes in, and by default keeps its states in: the
   // masters', or float32 for masters of 16 bits.
   at::ScalarType step_dtype() const { return StepDtypeOf(master_dtype_); }
@@ -195,6 +209,7 @@ class FlatDescription {
   Range owned_;
   at::ScalarType dtype_ = at::kFloat;
   at::ScalarType master_dtype_ = at::kFloat;
+  at::ScalarType kept_master_dtype_ = at::kFloat;
   at::ScalarType reduce_dtype_ = at::kFloat;
   at::ScalarType gradient_dtype_ = at::kFloat;
   at::Device device_{at::kCPU};

@@ -40,6 +40,32 @@ void FlatParameter::Free() {
   free_when_unpinned_ = false;
 }
 
+// Which elements of split masters a write changes is known only from the
+// working shard as it was. Where the program writes into that itself, it is
+// kept until the write is taken over.
+absl::Status FlatParameter::KeepUnwritten() {
+  ShardStates& states = *states_;
+  if (!states.splits() || writes_.dirty()) return absl::OkStatus();
+  const TieredBuffer& shard = states.At(ShardStates::kWorking);
+  if (!shard.in_memory() || !copy_->whole().defined()) return absl::OkStatus();
+  const at::Tensor written = copy_->whole().View(owned());
+  if (written.const_data_ptr() != shard.View().const_data_ptr()) {
+    return absl::OkStatus();
+  }
+  TorchScope scope;
+  TESSERA_ASSIGN_OR_RETURN(
+      unwritten_, FlatBuffer::Allocate(written.numel(), dtype(), device(),
+                                       MemoryKind::kWorking, Fill::kNone));
+  unwritten_.View().copy_(written);
+  return absl::OkStatus();
+}
+
+void FlatParameter::DropUnwritten() {
+  if (!unwritten_.defined()) return;
+  KeepForCurrentStream(unwritten_.View());
+  unwritten_.Reset();
+}
+
 // What the user wrote into the working copy goes to its owner's part.
 void FlatParameter::WriteBack() {
   TorchScope scope;
@@ -47,7 +73,9 @@ void FlatParameter::WriteBack() {
   states_->Order();
   const FlatBuffer& whole = copy_->whole();
   writes_.TakeOver(*this, whole);
-  not_written_.Update(states_->TakeWorking(whole.View(owned())));
+  not_written_.Update(
+      states_->TakeWorking(whole.View(owned()), unwritten_.View()));
+  DropUnwritten();
   states_->SetChanged();
 }
 
@@ -172,7 +200,7 @@ void FlatParameter::DropSecondary() {
 
 absl::Status FlatParameter::PrepareWrite() {
   writes_.Prepare();
-  if (!traits_.shared) {
+  if (!traits_.shared && (!splits_masters() || writes_.dirty())) {
     writes_.SetDirty(true);
     return absl::OkStatus();
   }
@@ -180,6 +208,7 @@ absl::Status FlatParameter::PrepareWrite() {
   if (life_ != Life::kOwned) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(AwaitArrival());
   TESSERA_RETURN_IF_ERROR(copy_->PrepareWrite());
+  TESSERA_RETURN_IF_ERROR(KeepUnwritten());
   storages_.Follow(copy_->whole());
   writes_.SetDirty(true);
   return absl::OkStatus();

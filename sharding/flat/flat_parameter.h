@@ -8,9 +8,10 @@
 //            (sharding/copy/working_copy.h: whole always, or when used)
 //   states   what this rank keeps of the owned elements
 //            (offload/shard_states.h). Masters, which the optimizer updates,
-//            are in float32 where the working dtype has 16 bits, or in whatever
-//            the parameters were made in; otherwise they are the working copy
-//            itself. Perhaps elsewhere (FlatParameterOptions::states_tier)
+//            are in float32 where the working dtype has 16 bits (perhaps as
+//            remainders of it), or in whatever the parameters were made in;
+//            otherwise they are the working copy itself. Perhaps elsewhere
+//            (FlatParameterOptions::states_tier)
 //
 // A pin keeps the flat whole: every operator pins all its flats before it runs.
 // A flat that is not pinned may be freed at any time (sharding/flat/schedule.h
@@ -198,6 +199,8 @@ class FlatParameter final : public FlatDescription,
   absl::Status AwaitArrival() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status LaunchGather(bool ahead) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status KeepUnwritten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropUnwritten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropMemory(Life life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -221,6 +224,9 @@ class FlatParameter final : public FlatDescription,
   FlatStorages storages_ ABSL_GUARDED_BY(mutex_);
   StreamUses uses_ ABSL_GUARDED_BY(mutex_);           // of the whole copy
   absl::Status not_written_ ABSL_GUARDED_BY(mutex_);  // back to the masters
+  // The working shard of before a write into it; undefined unless masters are
+  // split and a write has begun.
+  FlatBuffer unwritten_ ABSL_GUARDED_BY(mutex_);
   Life life_ ABSL_GUARDED_BY(mutex_) = Life::kReleased;
   bool free_when_unpinned_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);   // to be gathered

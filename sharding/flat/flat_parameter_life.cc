@@ -6,6 +6,7 @@
 #include "base/torch/storage_access.h"
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
+#include "offload/remainders.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/registry.h"
 #include "sharding/flat/whole_values.h"
@@ -64,7 +65,7 @@ absl::StatusOr<std::shared_ptr<FlatParameter>> FlatParameter::Prepare(
   flat->traits_ = flat->copy_->traits();
   if (flat->trainable() && flat->separate_masters()) {
     TESSERA_RETURN_IF_ERROR(
-        states->Add(ShardStates::kMasters, flat->master_dtype(),
+        states->Add(ShardStates::kMasters, flat->kept_master_dtype(),
                     flat->options().PlaceOf(flat->options().states_tier)));
   }
   // What lies elsewhere is filled in memory: by Adopt, which refuses nothing.
@@ -102,16 +103,23 @@ absl::Status FlatParameter::Adopt() {
 // What is kept of the parameters' values goes where it is kept.
 absl::Status FlatParameter::TakeStorages() {
   return storages_.TakeOver(
-      [this](int i, const at::Tensor& values)
-          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-            const Range slot = layout().slot(i);
-            copy_->Take(slot, values);
-            const Range mine = Intersect(slot, owned());
-            if (mine.empty() || !states_->has(ShardStates::kMasters)) return;
-            states_->At(ShardStates::kMasters)
-                .View({mine.begin - owned().begin, mine.end - owned().begin})
-                .copy_(values.narrow(0, mine.begin - slot.begin, mine.numel()));
-          },
+      [this](int i,
+             const at::Tensor& values) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        const Range slot = layout().slot(i);
+        copy_->Take(slot, splits_masters() ? RoundTiesAway(values) : values);
+        const Range mine = Intersect(slot, owned());
+        if (mine.empty() || !states_->has(ShardStates::kMasters)) return;
+        const at::Tensor values_of_mine =
+            values.narrow(0, mine.begin - slot.begin, mine.numel());
+        const Range to = {mine.begin - owned().begin, mine.end - owned().begin};
+        const at::Tensor masters = states_->At(ShardStates::kMasters).View(to);
+        if (states_->splits()) {
+          SplitMasters(values_of_mine,
+                       states_->At(ShardStates::kWorking).View(to), masters);
+        } else {
+          masters.copy_(values_of_mine);
+        }
+      },
       [this](const std::string& parameter) {
         return FreedError(parameter, name(), traits_.can_be_freed);
       });
@@ -127,7 +135,8 @@ absl::Status FlatParameter::Release() {
       FlatBuffer masters;  // where the parameters get their old dtype back
       const bool whole = copy_->whole().defined() && !storages_.converted();
       if (!whole) {
-        TESSERA_ASSIGN_OR_RETURN(const Raised value, states_->RaiseValue());
+        TESSERA_ASSIGN_OR_RETURN(const RaisedValue value,
+                                 states_->RaiseValue());
         TESSERA_ASSIGN_OR_RETURN(masters,
                                  GatherWhole(*this, value.View(), "masters"));
       }
@@ -146,6 +155,7 @@ void FlatParameter::DropMemory(Life life) {
   ready_ = false;
   (void)states_->AwaitUpdate();  // it may write to the memory yet
   uses_.Keep(copy_->whole().View());
+  DropUnwritten();
   copy_->Drop();
   states_->Drop(ShardStates::kMasters);
   states_->Drop(ShardStates::kGradient);

@@ -157,6 +157,10 @@ TEST_P(CheckpointPrecisionTest, MastersGoOn) {
       spec_.fp32_norms = spec_.narrow_masters = fp32_norms;
       ExpectResumed(3);
     }
+    spec_.narrow_masters = false;
+    spec_.remainder_masters = spec_.dtype == "bf16";
+    if (spec_.remainder_masters) ExpectResumed(3);
+    spec_.remainder_masters = false;
   }
 }
 
@@ -205,6 +209,53 @@ TESSERA_RANK_FUNCTION(LoadWithOtherMasters) {
   return "";
 }
 
+// Masters have the same bits whether they are whole or in two halves.
+TESSERA_RANK_FUNCTION(LoadWithRemainders) {
+  const Args a(args);
+  std::map<std::string, at::Tensor> saved;
+  for (const bool remainders : {true, false, true, true}) {
+    TrainingSpec spec = a.spec;
+    spec.remainder_masters = remainders;
+    TESSERA_ASSIGN_OR_RETURN(
+        Trainee t, MakeTrainee(spec, TrainingSpec::kModelSeed, world));
+    if (saved.empty()) {
+      Record unused;
+      TESSERA_RETURN_IF_ERROR(
+          TrainSteps(*t.engine, *t.model, spec, t.rank, 0, &unused));
+    } else {
+      TESSERA_RETURN_IF_ERROR(t.engine->LoadCheckpoint(a.dir).status());
+    }
+    for (const auto& p : t.model->named_parameters()) {
+      TESSERA_ASSIGN_OR_RETURN(at::Tensor master, t.engine->Master(p.key()));
+      at::Tensor& before = saved[p.key()];
+      if (master.scalar_type() != at::kFloat ||
+          (before.defined() && !master.equal(before))) {
+        return absl::InternalError(absl::StrCat(p.key(), " is another"));
+      }
+      TESSERA_ASSIGN_OR_RETURN(at::Tensor value, t.engine->Parameter(p.key()));
+      if ((value.to(at::kFloat) - master)
+              .abs()
+              .gt(master.abs() / 256)
+              .any()
+              .item<bool>()) {
+        return absl::InternalError(absl::StrCat(p.key(), " is not near it"));
+      }
+      before = master;
+    }
+    TESSERA_RETURN_IF_ERROR(t.engine->SaveCheckpoint(a.dir));
+    TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  }
+  return "";
+}
+
+TEST_P(CheckpointPrecisionTest, RemaindersAreSavedAsWholeMasters) {
+  spec_.dtype = "bf16";
+  EXPECT_THAT(RunOnRanks(kWorldSize, "LoadWithRemainders",
+                         absl::StrCat(spec_.ToText(), "\n", folder_ / "ckpt",
+                                      "\n0\n0")),
+              ::testing::Each(""));
+}
+
 TEST_P(CheckpointPrecisionTest, MastersOfAnotherDtypeAreLoaded) {
   spec_.dtype = "bf16";
   EXPECT_THAT(RunOnRanks(kWorldSize, "LoadWithOtherMasters",
@@ -244,6 +295,9 @@ TEST_P(CheckpointPrecisionTest, UnfrozenParametersGoOn) {
     }
     spec_.narrow_masters = spec_.dtype == "bf16";
     if (spec_.narrow_masters) ExpectResumed(3, 1);
+    spec_.remainder_masters = std::exchange(spec_.narrow_masters, false);
+    if (spec_.remainder_masters) ExpectResumed(3, 1);
+    spec_.remainder_masters = false;
   }
 }
 

@@ -23,6 +23,7 @@
 #include "tests/support/trainee.h"
 #include "tests/support/training.h"
 #include "verify/oracle.h"
+#include "verify/oracle_step.h"
 
 namespace tessera {
 namespace {
@@ -131,15 +132,24 @@ TESSERA_RANK_FUNCTION(WriteAndTrain) {
   return ToText(record);
 }
 
+// A master rounded as working copies are.
+at::Tensor Rounded(const at::Tensor& master, at::ScalarType dtype,
+                   bool ties_away) {
+  return ties_away && dtype == at::kBFloat16 ? OracleRoundTiesAway(master)
+                                             : master.to(dtype);
+}
+
 // Applies the write to the oracle: an element of a master becomes the working
 // one if that is no longer the master, rounded.
-void WriteToOracle(const Write& write, int world_size, Oracle* oracle) {
+void WriteToOracle(const Write& write, int world_size, bool ties_away,
+                   Oracle* oracle) {
   torch::NoGradGuard no_grad;
   for (int r = 0; r < world_size; ++r) write(oracle->module(r));
   for (const std::string& name : oracle->parameter_names()) {
     const at::Tensor working = oracle->parameter(name);
     const at::Tensor master = oracle->master(name);
-    const at::Tensor same = master.to(working.dtype()).eq(working);
+    const at::Tensor same =
+        Rounded(master, working.scalar_type(), ties_away).eq(working);
     master.copy_(torch::where(same, master, working.to(master.dtype())));
   }
 }
@@ -156,7 +166,7 @@ Record WriteAndTrainWithOracle(const Write& write, const TrainingSpec& spec,
     }
   };
   for (int step = 0; step < 2; ++step) {
-    WriteToOracle(write, world_size, &oracle);
+    WriteToOracle(write, world_size, spec.remainder_masters, &oracle);
     note(absl::StrCat("written ", step));
     oracle.TrainStep(OwnLoss());
   }
@@ -174,6 +184,8 @@ class MastersTest
   MastersTest() {
     spec_.stage = std::get<0>(GetParam());
     spec_.dtype = std::get<1>(GetParam());
+    spec_.remainder_masters = spec_.dtype == "remainders";
+    if (spec_.remainder_masters) spec_.dtype = "bf16";
     spec_.initial_scale_power = 8;
     spec_.poison = true;
   }
@@ -182,7 +194,8 @@ class MastersTest
 
 TEST_P(MastersTest, WritesOfTheUserChangeWhatTheyWriteAlone) {
   for (const auto& [name, write] : Writes()) {
-    for (int world_size : {2, 3}) {
+    for (int world_size : {1, 2, 3}) {
+      if (world_size == 1 && !spec_.remainder_masters) continue;
       SCOPED_TRACE(absl::StrCat(name, " on ", world_size, " ranks"));
       const Record expected = WriteAndTrainWithOracle(write, spec_, world_size);
       for (const std::string& answer :
@@ -210,9 +223,50 @@ TEST_P(MastersTest, AlsoWhereUnitsStayWholeOrPersist) {
   }
 }
 
+// Halves between 1 and the next value of bfloat16, and of -1: where parameters
+// begin with them, and where they are set.
+TESSERA_RANK_FUNCTION(ParametersThatAreTies) {
+  const TrainingSpec spec = TrainingSpec::FromText(args);
+  const auto model = MakeTestModel(spec.model);
+  {
+    torch::NoGradGuard no_grad;
+    Weight(*model).fill_(1.00390625);
+  }
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, spec, world.communicator()));
+  std::string values;
+  const auto note = [&]() -> absl::Status {
+    for (const auto& value : {engine->Master("blocks.1.up.weight"),
+                              engine->Parameter("blocks.1.up.weight")}) {
+      TESSERA_RETURN_IF_ERROR(value.status());
+      const at::Tensor wide = value->to(at::kFloat);
+      absl::StrAppend(&values, wide[3][4].item<float>(),
+                      wide.eq(wide[3][4]).all().item<bool>() ? " " : "! ");
+    }
+    return absl::OkStatus();
+  };
+  TESSERA_RETURN_IF_ERROR(note());
+  TESSERA_RETURN_IF_ERROR(engine->SetMaster(
+      "blocks.1.up.weight", torch::full({29, 13}, -1.00390625)));
+  TESSERA_RETURN_IF_ERROR(note());
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return values;
+}
+
+TEST_P(MastersTest, TiesGoAwayFromZeroBesideRemainders) {
+  if (spec_.dtype != "bf16") return;
+  for (const int world_size : {1, 2}) {
+    EXPECT_THAT(
+        RunOnRanks(world_size, "ParametersThatAreTies", spec_.ToText()),
+        Each(spec_.remainder_masters ? "1.00391 1.00781 -1.00391 -1.00781 "
+                                     : "1.00391 1 -1.00391 -1 "));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, MastersTest,
                          ::testing::Combine(::testing::Values(0, 1, 2, 3),
-                                            ::testing::Values("bf16", "fp16")),
+                                            ::testing::Values("bf16", "fp16",
+                                                              "remainders")),
                          [](const auto& info) {
                            return absl::StrCat("Stage", std::get<0>(info.param),
                                                std::get<1>(info.param));

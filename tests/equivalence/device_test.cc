@@ -100,6 +100,20 @@ TEST_P(DeviceTest, ModelsOfAllKinds) {
   }
 }
 
+TEST_P(DeviceTest, RemaindersOfMasters) {
+  spec_.model = "Gpt";
+  spec_.dtype = "bf16";
+  spec_.remainder_masters = true;
+  for (const int stage : {0, 1, 2, 3}) {
+    spec_.stage = stage;
+    spec_.clipping = stage % 2 == 0 ? 0 : 0.5;
+    spec_.accumulation = stage < 2 ? 2 : 1;
+    for (const int world_size : {1, 2}) ExpectEqualsOracle(spec_, world_size);
+  }
+  spec_.libtorch_exact = true;  // by operators, on joined masters
+  ExpectEqualsOracle(spec_, 2);
+}
+
 TEST_P(DeviceTest, ShardGroups) {
   spec_.model = "Gpt";
   spec_.shard_group = 2;

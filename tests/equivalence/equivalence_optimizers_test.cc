@@ -4,8 +4,8 @@
 //   22 optimizers x stage {0, 1, 2, 3} x W {1, 2} x parameters {fp32, bf16}
 //   x one group or four x states {fp32, bf16 but where there is none}
 //   x gradients {fp32, bf16} x plainly, or accumulated and clipped
-//   x masters {fp32, of bf16 parameters bf16, of fp16 ones fp16} but where they
-//   are always fp32
+//   x masters {fp32, of bf16 parameters bf16, of fp16 ones fp16 but where they
+//   are always fp32, fp32 in two halves beside bf16}
 //
 // 88 cells in which every pair of values occurs.
 #include <string>
@@ -79,7 +79,7 @@ std::string TextOf(const Optimizer& optimizer, bool groups, bool narrow) {
                       groups ? GroupsOf(optimizer) : "");
 }
 
-const Choice kAxes = {kOptimizers.size(), 4, 2, 2, 2, 2, 2, 2, 3};
+const Choice kAxes = {kOptimizers.size(), 4, 2, 2, 2, 2, 2, 2, 4};
 
 TrainingSpec SpecOf(const Choice& choice) {
   TrainingSpec spec;
@@ -93,7 +93,8 @@ TrainingSpec SpecOf(const Choice& choice) {
     spec.clipping = 0.3;
   }
   spec.gradient_dtype = choice[7] == 1 ? "bf16" : "";
-  if (choice[3] == 1 && choice[8] > 0 &&
+  spec.remainder_masters = choice[3] == 1 && choice[8] == 3;
+  if (choice[3] == 1 && choice[8] > 0 && choice[8] < 3 &&
       HasNarrowMasters(kOptimizers[choice[0]])) {
     spec.narrow_masters = true;
     spec.dtype = choice[8] == 1 ? "bf16" : "fp16";

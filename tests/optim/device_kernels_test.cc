@@ -184,6 +184,8 @@ std::vector<StepTypes> MemoryTypes() {
        {NumberType::kBFloat16, NumberType::kFloat16}) {
     all.push_back({NumberType::kNone, NumberType::kFloat32, masters, masters});
   }
+  all.push_back({NumberType::kBFloat16, NumberType::kFloat32,
+                 NumberType::kBFloat16, NumberType::kRemainder});
   return all;
 }
 

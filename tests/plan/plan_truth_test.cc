@@ -298,6 +298,14 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::ValuesIn(Times({"WideGpt stage=3 masters=bf16 dtype=bf16"},
                               {"gradients=bf16 states=bf16", "disk=all"})),
     NameOfCase);
+INSTANTIATE_TEST_SUITE_P(
+    Remainders, PlanTruthTest,
+    ::testing::ValuesIn(Some({"WideGpt stage=3 masters=fp32_remainder "
+                              "dtype=bf16",
+                              "WideGpt stage=1 masters=fp32_remainder "
+                              "dtype=bf16"},
+                             2)),
+    NameOfCase);
 
 }  // namespace
 }  // namespace tessera

@@ -143,7 +143,8 @@ class TestDeviceKernels final : public DeviceKernels {
                  BytesOf(range.state_type, range.in_block + range.numel)));
     }
     if (range.average != nullptr) {
-      regions.push_back(Writes(range.average, bytes(range.master_type)));
+      regions.push_back(
+          Writes(range.average, bytes(AverageType(range.master_type))));
     }
     if (range.working_type != NumberType::kNone) {
       regions.push_back(Writes(range.working, bytes(range.working_type)));

@@ -34,6 +34,7 @@ void VisitResult(Spec& spec, const Visit& visit) {
   visit("reduce_dtype", &spec.reduce_dtype);
   visit("gradient_dtype", &spec.gradient_dtype);
   visit("narrow_masters", &spec.narrow_masters);
+  visit("remainder_masters", &spec.remainder_masters);
   visit("accumulation_mode", &spec.accumulation_mode);
   visit("reduction", &spec.reduction);
   visit("predivide", &spec.predivide);
@@ -312,6 +313,9 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
   if (spec.narrow_masters) {
     config.mutable_data_types()->set_master_dtype(spec.dtype);
   }
+  if (spec.remainder_masters) {
+    config.mutable_data_types()->set_master_dtype("fp32_remainder");
+  }
   *config.mutable_optimizer() = OptimizerOf(spec);
   SetPrecision(spec, &config);
   SetSharding(spec, &config);
@@ -343,6 +347,7 @@ OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   options.reduce_dtype = DtypeOf(spec.reduce_dtype);
   options.gradient_dtype = DtypeOf(spec.gradient_dtype);
   options.narrow_masters = spec.narrow_masters;
+  options.ties_away = spec.remainder_masters;
   options.accumulate_locally = spec.accumulation_mode == "local";
   options.sum = spec.reduction == "sum";
   options.predivide = spec.predivide;

@@ -27,6 +27,7 @@ struct TrainingSpec {
   std::string reduce_dtype;                // communication_data_type, or ""
   std::string gradient_dtype;              // grad_accum_dtype, or ""
   bool narrow_masters = false;             // master_dtype is `dtype`
+  bool remainder_masters = false;          // or "fp32_remainder"
   std::string accumulation_mode = "each";  // or "local"
   std::string reduction = "mean";          // or "sum"
   double predivide = 1;                    // gradient_predivide_factor

@@ -27,7 +27,7 @@ PlannedFlat PlannedFlatOf(const FlatPlan& flat,
   planned.working_bytes = bytes(working);
   planned.master_bytes =
       flat.trainable && HasSeparateMasters(flat, options, on_cpu)
-          ? bytes(master)
+          ? bytes(KeptMasterDtypeOf(ElementType(flat.dtype), options))
           : 0;
   planned.reduce_bytes = bytes(sums);
   planned.gradient_bytes = bytes(gradient);
@@ -35,6 +35,7 @@ PlannedFlat PlannedFlatOf(const FlatPlan& flat,
   planned.keeps_sums = sums == gradient;
   planned.state_bytes = bytes(StepDtypeOf(master));
   planned.stepped_bytes = bytes(master);
+  planned.splits_masters = SplitsMasters(ElementType(flat.dtype), options);
   if (optimizer != nullptr) {
     planned.optimizer_block_bytes =
         StateBytesOf(*optimizer, planned.state_bytes, 64);

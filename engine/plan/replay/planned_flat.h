@@ -30,6 +30,7 @@ struct PlannedFlat {
   bool keeps_sums = true;     // the step's gradient is of the sums' dtype
   int64_t state_bytes = 4;    // of the dtype that a step computes in
   int64_t stepped_bytes = 4;  // of masters, in whose memory a step may compute
+  bool splits_masters = false;  // into working copy and remainders
   // Bytes of all optimizer states of 64 elements.
   int64_t optimizer_block_bytes = 2 * 4 * 64;
   // Bytes of states with shapes of their own, on every rank.
