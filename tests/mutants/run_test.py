@@ -1,8 +1,12 @@
 #!/usr/bin/python3
 """Does tests/mutants/run choose what its options say, and is its table whole?"""
+import importlib.machinery
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -51,6 +55,45 @@ class RunTest(unittest.TestCase):
 
     def test_sample_of_more_than_all_is_all(self):
         self.assertEqual(listed('--sample', '100000'), listed())
+
+    def test_unseen_are_those_whose_fault_or_row_is_another(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(os.path.join(HERE, 'run'), folder)
+
+            def write(name, *lines):
+                with open(os.path.join(folder, name), 'w') as out:
+                    out.write('\n'.join(lines) + '\n')
+
+            def unseen():
+                answer = subprocess.run(
+                    [sys.executable, os.path.join(folder, 'run'), '--list',
+                     '--unseen'], check=True, stdout=subprocess.PIPE,
+                    universal_newlines=True)
+                return [line.split(' | ')[0]
+                        for line in answer.stdout.splitlines()]
+
+            write('mutants.txt', '1-a.patch | //a:a_test | A.*',
+                  '2-b.patch | //b:b_test | B.*')
+            write('1-a.patch', '--- a/x', '+++ b/x', '@@ -1 +1 @@', '-1', '+2')
+            write('2-b.patch', '--- a/y', '+++ b/y', '@@ -1 +1 @@', '-1', '+2')
+            self.assertEqual(unseen(), ['1-a.patch', '2-b.patch'])
+            sys.dont_write_bytecode = True
+            loader = importlib.machinery.SourceFileLoader(
+                'mutants_run', os.path.join(folder, 'run'))
+            spec = importlib.util.spec_from_loader('mutants_run', loader)
+            run = importlib.util.module_from_spec(spec)
+            loader.exec_module(run)
+            for mutant in run.read_table():
+                run.note_seen(mutant)
+            self.assertEqual(unseen(), [])
+            # It has moved in its file.
+            write('1-a.patch', '--- a/x', '+++ b/x', '@@ -9 +9 @@', '-1', '+2')
+            self.assertEqual(unseen(), [])
+            write('1-a.patch', '--- a/x', '+++ b/x', '@@ -9 +9 @@', '-1', '+3')
+            self.assertEqual(unseen(), ['1-a.patch'])
+            write('mutants.txt', '1-a.patch | //a:a_test | A.*',
+                  '2-b.patch | //b:b_test | B.Other')
+            self.assertEqual(unseen(), ['1-a.patch', '2-b.patch'])
 
 
 if __name__ == '__main__':
