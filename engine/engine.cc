@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "base/trace/trace.h"
+#include "c10/core/CachingDeviceAllocator.h"
 #include "comm/catch_announced.h"
 #include "comm/world/world.h"
 #include "config/config.h"
@@ -37,6 +38,16 @@ absl::StatusOr<std::shared_ptr<Communicator>> GroupOf(
 
 int PlanWorld() {
   return World::Current() == nullptr ? 0 : World::Current()->plan_world();
+}
+
+// What Create, a load or a move had and training does not ask for, since its
+// sizes are others. What an allocator cannot give back it keeps.
+void ReturnMemory(const ShardedModel& model) {
+  ReturnKept();
+  const at::Device device = model.device();
+  if (device.is_cpu()) return;
+  (void)CatchTorch(
+      "memory", [&] { c10::getDeviceAllocator(device.type())->emptyCache(); });
 }
 
 }  // namespace
@@ -100,7 +111,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
     impl->groups().RestoreRequiresGrad();
     return built;
   }
-  ReturnKept();  // training has other sizes; so after a load
+  ReturnMemory(impl->model());
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 
@@ -234,7 +245,7 @@ absl::StatusOr<std::vector<ParameterShard>> Engine::ShardedStateDict() {
 absl::StatusOr<LoadSafetensorsReport> Engine::LoadSafetensors(
     const std::string& path, LoadSafetensorsOptions options) {
   auto report = tessera::LoadSafetensors(impl_->guard().get(), path, options);
-  ReturnKept();
+  ReturnMemory(impl_->model());
   return report;
 }
 
@@ -274,7 +285,7 @@ absl::Status Engine::Offload(const OffloadStates& states) {
   TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckNotFailed());
   const absl::Status moved =
       OffloadStatesOf(impl_->guard().get(), impl_->settings().offload, states);
-  ReturnKept();
+  ReturnMemory(impl_->model());
   return moved;
 }
 absl::Status Engine::Reload() {
@@ -327,7 +338,7 @@ bool Engine::saving_checkpoint() const { return impl_->saver().saving(); }
 absl::StatusOr<LoadCheckpointReport> Engine::LoadCheckpoint(
     const std::string& dir, LoadCheckpointOptions options) {
   auto report = impl_->LoadCheckpoint(dir, options);
-  ReturnKept();
+  ReturnMemory(impl_->model());
   return report;
 }
 absl::Status Engine::Close() { return impl_->Close(); }

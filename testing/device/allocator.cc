@@ -32,7 +32,9 @@ class Allocator final : public c10::DeviceAllocator {
   }
 
   bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t) override {}
+  void emptyCache(c10::MempoolId_t) override {
+    Runtime::Get().arena().ReturnFree();
+  }
   // Ignores memory that is not its own, as CUDA's allocator does.
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
     if (data.get_deleter() == &Delete && data.get() != nullptr) {

@@ -68,6 +68,21 @@ void Arena::Free(uintptr_t begin) {
   of.free[{block.stream, block.bytes}].push_back(begin);
 }
 
+void Arena::ReturnFree() {
+  absl::MutexLock lock(&mutex_);
+  for (Device& device : each_) {
+    for (const auto& [key, blocks] : device.free) {
+      for (const uintptr_t begin : blocks) {
+        device.held.reserved -= key.second;
+        // What fails here costs memory only.
+        (void)madvise(reinterpret_cast<void*>(OnHost(begin)),
+                      static_cast<size_t>(key.second), MADV_DONTNEED);
+      }
+    }
+    device.free.clear();
+  }
+}
+
 int64_t Arena::BytesOf(uintptr_t begin) const {
   absl::MutexLock lock(&mutex_);
   return blocks_.at(begin).bytes;

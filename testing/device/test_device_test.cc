@@ -240,6 +240,12 @@ TEST_P(TestDeviceTest, CountsAndLimitsMemory) {
   EXPECT_EQ(before, allocator->getDeviceStats(1).allocated_bytes[0].current);
   EXPECT_EQ(before + 4096,
             allocator->getDeviceStats(1).allocated_bytes[0].peak);
+  const auto reserved = [&] {
+    return allocator->getDeviceStats(1).reserved_bytes[0].current;
+  };
+  EXPECT_GT(reserved(), before);
+  allocator->emptyCache();
+  EXPECT_EQ(reserved(), before);
   SetMemoryLimit(1, before + 1000);
   EXPECT_THROW(at::zeros({1024}, TestDevice(1)), c10::OutOfMemoryError);
   SetMemoryLimit(1, INT64_MAX);
