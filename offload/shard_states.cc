@@ -242,28 +242,16 @@ absl::Status ShardStates::TakeMasters(const at::Tensor& working) {
   const at::ScalarType bits = item == 2   ? at::kShort
                               : item == 4 ? at::kInt
                                           : at::kLong;
-  FlatBuffer raised;
-  if (masters.elsewhere()) {
-    TESSERA_ASSIGN_OR_RETURN(
-        raised,
-        FlatBuffer::Allocate(std::min(kPiece, numel_), masters.dtype(), device_,
-                             MemoryKind::kWorking, Fill::kNone));
-  }
+  TESSERA_ASSIGN_OR_RETURN(const PieceOf pieces,
+                           PieceOf::Make(&masters, numel_, device_));
   for (int64_t at = 0; at < numel_; at += kPiece) {
     const Range range = {at, std::min(at + kPiece, numel_)};
     const at::Tensor written = Slice(working, range);
-    at::Tensor master;
-    if (masters.elsewhere()) {
-      master = raised.View({0, range.numel()});
-      TESSERA_RETURN_IF_ERROR(masters.CopyTo(range, master));
-    } else {
-      master = masters.View(range);
-    }
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor master, pieces.Read(range));
     const at::Tensor changed =
         master.to(working.scalar_type()).view(bits).ne(written.view(bits));
     master.copy_(at::where(changed, written.to(masters.dtype()), master));
-    if (!masters.elsewhere()) continue;
-    TESSERA_RETURN_IF_ERROR(masters.CopyFrom(range, master));
+    TESSERA_RETURN_IF_ERROR(pieces.Write(range));
   }
   return absl::OkStatus();
 }

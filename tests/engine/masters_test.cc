@@ -227,6 +227,7 @@ TEST_P(MastersTest, AlsoWhereUnitsStayWholeOrPersist) {
 // begin with them, and where they are set.
 TESSERA_RANK_FUNCTION(ParametersThatAreTies) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
+  torch::manual_seed(TrainingSpec::kModelSeed);
   const auto model = MakeTestModel(spec.model);
   {
     torch::NoGradGuard no_grad;

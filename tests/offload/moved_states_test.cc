@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
@@ -51,6 +52,27 @@ TEST(MovedStates, TrainWithTheOraclesBits) {
           ExpectEqualsOracle(spec, 2);
           if (HasFailure()) return;
         }
+      }
+    }
+  }
+}
+
+// Both halves of masters leave, or remainders alone.
+TEST(MovedStates, AreRemaindersOfMasters) {
+  for (const char* device : {"1", ""}) {
+    for (const int stage : {1, 3}) {
+      for (const bool exact : {false, true}) {
+        TrainingSpec spec;
+        spec.model = "Gpt";
+        spec.steps = 4;
+        spec.stage = stage;
+        spec.dtype = "bf16";
+        spec.remainder_masters = true;
+        spec.libtorch_exact = exact;
+        spec.device = device;
+        spec.moved = spec.device.empty() ? "nvme" : "cpu";
+        spec.served = spec.shared = "off";
+        ExpectEqualsOracle(spec, 2);
       }
     }
   }
@@ -117,10 +139,12 @@ TEST(MovedStates, TakeNoMemoryMeanwhile) {
           "parameters optimizer | parameters | parameters optimizer ")));
 }
 
-// `args` is a folder. A checkpoint is loaded while states are elsewhere, and a
-// step follows; the parameters are those of the run that saved it.
+// `args` is a folder, whose name may say which masters there are. A checkpoint
+// is loaded while states are elsewhere, and a step follows; the parameters are
+// those of the run that saved it.
 TESSERA_RANK_FUNCTION(LoadsWhileMoved) {
   TrainingSpec spec;
+  spec.remainder_masters = absl::EndsWith(args, "remainders");
   spec.stage = 3;
   spec.dtype = "bf16";
   spec.steps = 3;
@@ -158,8 +182,10 @@ TESSERA_RANK_FUNCTION(LoadsWhileMoved) {
 
 TEST(MovedStates, AreLoadedWhereTheyAre) {
   const TempFolder folder;
-  EXPECT_THAT(RankPool::Get(2)->Run("LoadsWhileMoved", folder / "checkpoint"),
-              Each(IsOkAndHolds("")));
+  for (const char* name : {"checkpoint", "remainders"}) {
+    EXPECT_THAT(RankPool::Get(2)->Run("LoadsWhileMoved", folder / name),
+                Each(IsOkAndHolds("")));
+  }
 }
 
 // Returns Offload's errors for options that are not possible; the engine trains
