@@ -72,12 +72,7 @@ void Arena::ReturnFree() {
   absl::MutexLock lock(&mutex_);
   for (Device& device : each_) {
     for (const auto& [key, blocks] : device.free) {
-      for (const uintptr_t begin : blocks) {
-        device.held.reserved -= key.second;
-        // What fails here costs memory only.
-        (void)madvise(reinterpret_cast<void*>(OnHost(begin)),
-                      static_cast<size_t>(key.second), MADV_DONTNEED);
-      }
+      device.held.reserved -= key.second * static_cast<int64_t>(blocks.size());
     }
     device.free.clear();
   }
