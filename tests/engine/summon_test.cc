@@ -168,7 +168,8 @@ class SummonTest
     spec.shared = mode.shared;
     spec.served = mode.served;
     spec.param_persistence_threshold = mode.persistent;
-    spec.dtype = dtype;
+    spec.remainder_masters = dtype == "remainders";
+    spec.dtype = spec.remainder_masters ? "bf16" : dtype;
     spec.fp32_norms = dtype != "fp32";
     return spec;
   }
@@ -201,6 +202,11 @@ INSTANTIATE_TEST_SUITE_P(Of16Bits, SummonTest,
                          ::testing::Combine(::testing::Values(2),
                                             ::testing::ValuesIn(kModes),
                                             ::testing::Values("bf16")),
+                         CaseName);
+INSTANTIATE_TEST_SUITE_P(OfRemainders, SummonTest,
+                         ::testing::Combine(::testing::Values(1, 2),
+                                            ::testing::ValuesIn(kModes),
+                                            ::testing::Values("remainders")),
                          CaseName);
 
 TEST_P(SummonTest, AllWrite) { ExpectWrites("0 1 1"); }
