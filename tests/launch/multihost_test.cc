@@ -1,7 +1,6 @@
 // Two hosts: two network namespaces with names and /etc/hosts of their own,
-// joined by a virtual cable, and four ranks in them. They must train to the
-// same bits as four on one host, over gloo and over the hierarchical backend,
-// which is what they choose.
+// joined by a virtual cable. Four ranks in them train to the bits of four on one
+// host, over gloo and over the hierarchical backend, which they choose.
 #include <signal.h>
 #include <unistd.h>
 

@@ -1,6 +1,5 @@
-// Units are stepped while the backward goes on: the bits are those of the same
-// program without a disk, whether or not a step goes as predicted; where it
-// does, units have been stepped early.
+// Units are stepped while the backward goes on: the bits are those of a run
+// without a disk, whether or not a step goes as predicted.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -30,13 +29,11 @@ namespace tessera {
 namespace {
 
 using ::testing::Each;
-using ::testing::Eq;
 using ::testing::Gt;
 
 constexpr int kSteps = 12;
 
-// Step keeps what has begun by then. With `awaits_begun` that is all, on a
-// processor that is never there for the stream's thread, too.
+// Step keeps what has begun by then; with `awaits_begun` that is all of it.
 struct EarlyTrainee : Trainee {
   absl::Status Step() {
     const FlatParameterOptions& options =
@@ -240,7 +237,7 @@ class EarlyStepTest
     const auto [it, is_new] = known->try_emplace(args);
     if (is_new) {
       it->second = RunOnRanks(kRanks, "TrainProgram", args);
-      EXPECT_THAT(TakeFirstLines(&it->second), Each(Eq("0")));
+      EXPECT_THAT(TakeFirstLines(&it->second), Each("0"));
     }
     return it->second;
   }
@@ -287,7 +284,7 @@ TEST_P(ClippedTest, StepsAreNotMadeEarly) {
     spec.optimizer +=
         ",param_groups{parameters:'*.bias',gradient_clipping:0.0001}";
   }
-  EXPECT_THAT(Train("Plain", spec), Each(Eq(0)));
+  EXPECT_THAT(Train("Plain", spec), Each(0));
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, ClippedTest,
