@@ -1,5 +1,5 @@
 // Two hosts: two network namespaces with names and /etc/hosts of their own,
-// joined by a virtual cable. Four ranks in them train to the bits of four on one
+// joined by a virtual cable. Four ranks there train to the bits of four on one
 // host, over gloo and over the hierarchical backend, which they choose.
 #include <signal.h>
 #include <unistd.h>
