@@ -239,7 +239,7 @@ constexpr int64_t kPlenty = int64_t{1} << 32;
 // Below what stage 0 takes, that has some 4 MB of states.
 constexpr int64_t kLittle = 4 << 20;
 // Below what stage 3 takes without a disk.
-constexpr int64_t kLeast = 3550 << 10;
+constexpr int64_t kLeast = 3530 << 10;
 
 TEST(AutoEngineTest, TrainsAsIfItHadBeenWritten) {
   for (const int64_t memory : {kPlenty, kLittle}) {
