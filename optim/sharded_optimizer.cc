@@ -54,6 +54,7 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
   auto made = std::unique_ptr<ShardedOptimizer>(
       new ShardedOptimizer(std::move(flats), std::move(groups)));
   for (size_t u = 0; u < made->flats_.size(); ++u) {
+    made->is_directed_.push_back(IsDirection(made->states_->FormulaOf(u)));
     TESSERA_RETURN_IF_ERROR(made->CheckKernels(u));
     if (!made->flats_[u]->trainable()) continue;
     TESSERA_RETURN_IF_ERROR(made->states_->Make(u));
@@ -63,11 +64,10 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
 
 // Operators do a program's own, libtorch's kernels plain AdamW of one dtype on
 // any device.
-absl::Status ShardedOptimizer::CheckKernels(size_t u) {
+absl::Status ShardedOptimizer::CheckKernels(size_t u) const {
   const FlatParameter& flat = *flats_[u];
   const at::Device device = flat.update_device();
   const Formula formula = states_->FormulaOf(u);
-  is_directed_.push_back(IsDirection(formula));
   if (is_directed_[u]) TESSERA_RETURN_IF_ERROR(CheckDirected(flat, formula));
   const bool plain = IsPlainAdamW(groups_.options) &&
                      states_->OptionsOf(u).states == StateType::kFloat32 &&

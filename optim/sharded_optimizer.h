@@ -106,7 +106,7 @@ class ShardedOptimizer {
   };
   ShardedOptimizer(std::vector<std::shared_ptr<FlatParameter>> flats,
                    ParameterGroups groups);
-  absl::Status CheckKernels(size_t u);
+  absl::Status CheckKernels(size_t u) const;
   absl::Status StepUnits(const std::vector<size_t>& units, Gradients* gradients,
                          const GradientFactor& factor,
                          std::vector<Awaited>* awaited);

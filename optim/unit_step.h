@@ -55,7 +55,7 @@ void Multiply(const at::Tensor& gradient, const GradientFactor& factor);
 
 // The tensors of a step: the same elements of each, [n].
 struct StepTensors {
-  // Of the master dtype, or remainders beside `working`
+  // They have the master dtype, or are remainders beside `working`
   // (offload/remainders.h). REQUIRES, for these: takes_remainders.
   at::Tensor masters;
   // The formula's states, in its order, and the average if there is one, in the

@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "base/torch/graph_nodes.h"
 #include "c10/util/Exception.h"
 
 namespace tessera {
@@ -163,23 +164,15 @@ std::vector<std::string> UnorderedBackwards(const at::Tensor& loss) {
       {"EfficientAttentionBackward0", "aten::_efficient_attention_forward"},
   };
   std::vector<std::string> found;
-  std::vector<const torch::autograd::Node*> open;
-  absl::flat_hash_set<const torch::autograd::Node*> seen;
-  const auto visit = [&](const torch::autograd::Node* node) {
-    if (node != nullptr && seen.insert(node).second) open.push_back(node);
-  };
-  visit(loss.grad_fn().get());
-  while (!open.empty()) {
-    const torch::autograd::Node& node = *open.back();
-    open.pop_back();
+  VisitNodes(loss, [&](const torch::autograd::Node& node) {
     const std::string name = node.name();
     for (const Operator& op : kOperators) {
       const bool known =
           std::find(found.begin(), found.end(), op.name) != found.end();
       if (name == op.node && !known) found.emplace_back(op.name);
     }
-    for (const auto& edge : node.next_edges()) visit(edge.function.get());
-  }
+    return true;
+  });
   return found;
 }
 

@@ -134,17 +134,19 @@ void RunWatch::Tell(double loss, int64_t step) {
          "checkpoint before it (this is said once)";
 }
 
-// Of the first graph alone: to look at one takes a microsecond a node.
+// It looks at the first graph alone: that takes a microsecond a node.
 void RunWatch::TellUnordered(const at::Tensor& loss) {
   const std::string& wanted = config_.sharding().deterministic();
   if (loss.device().is_cpu() || wanted == "on" || wanted == "off") return;
-  const std::vector<std::string> operators = UnorderedBackwards(loss);
-  if (operators.empty()) return;
+  const auto operators =
+      CatchTorch("graph", [&] { return UnorderedBackwards(loss); });
+  if (!operators.ok() || operators->empty()) return;
   TESSERA_LOG_RANK0(WARNING)
       << "Backward: sharding.deterministic is \"auto\", and the backward of "
-      << absl::StrJoin(operators, ", ") << " adds up in any order on "
+      << absl::StrJoin(*operators, ", ") << " adds up in any order on "
       << loss.device()
-      << ", so each run, stage and number of ranks has other last bits; \"on\" "
+      << ", so runs, stages and numbers of ranks may differ in the last bits; "
+         "\"on\" "
          "gives the same bits (with a slower attention), \"off\" is for who "
          "needs none (this is said once)";
 }

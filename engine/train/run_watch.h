@@ -1,7 +1,8 @@
 // RunWatch: warns, once for each kind, of what goes wrong in a run without an
 // error of any call: a loss that is not finite, a loss of 16 bits, a backward
-// whose bits are others in each run, a skipped step, a learning rate that rises again, an engine that never steps. It
-// returns an error where too many steps in a row are skipped.
+// whose bits are others in each run, a skipped step, a learning rate that rises
+// again, an engine that never steps. It returns an error where too many steps
+// in a row are skipped.
 //
 // It never waits for a device. A loss there is copied to the host
 // asynchronously and looked at once it has arrived. Only one copy is under way

@@ -91,8 +91,7 @@ TEST(NarrowMastersTest, WhatIsTooLargeOrNoNumberStaysSo) {
 
 // ---- remainders
 
-// What float32 masters are, as a working copy and remainders: of all uppers
-// halves, and any lower ones.
+// Float32 masters as a working copy and remainders.
 struct SplitMasters {
   explicit SplitMasters(const at::Tensor& masters)
       : working(torch::empty(masters.sizes(), at::kBFloat16)),

@@ -159,7 +159,10 @@ absl::Status SumOverRanks(int64_t group_size, const CommTag& tag,
         TESSERA_RETURN_IF_ERROR(group[i].Merge(theirs[i]));
       }
     }
-    if (begin == 0) first = group;
+    if (begin == 0) {
+      first = std::move(group);
+      continue;
+    }
     for (size_t i = 0; i < group.size(); ++i) {
       if (group[i].Serialize() == first[i].Serialize()) continue;
       return ReplicasDiffer(static_cast<int64_t>(begin), group_size);

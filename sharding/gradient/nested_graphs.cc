@@ -1,10 +1,9 @@
 #include "sharding/gradient/nested_graphs.h"
 
 #include <typeinfo>
-#include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
+#include "base/torch/graph_nodes.h"
 #include "torch/csrc/autograd/function.h"
 
 namespace tessera {
@@ -22,19 +21,12 @@ bool IsOfUser(const Node& node) {
 }  // namespace
 
 bool GraphMayNest(const at::Tensor& root) {
-  std::vector<const Node*> open;
-  absl::flat_hash_set<const Node*> seen;
-  auto visit = [&](const Node* node) {
-    if (node != nullptr && seen.insert(node).second) open.push_back(node);
-  };
-  visit(root.grad_fn().get());
-  while (!open.empty()) {
-    const Node& node = *open.back();
-    open.pop_back();
-    if (IsOfUser(node)) return true;
-    for (const auto& edge : node.next_edges()) visit(edge.function.get());
-  }
-  return false;
+  bool found = false;
+  VisitNodes(root, [&](const Node& node) {
+    found = IsOfUser(node);
+    return !found;
+  });
+  return found;
 }
 
 }  // namespace tessera

@@ -87,7 +87,7 @@ class RecomputedUnits::Module {
   // Whether the region's tape makes what the forward made; what it does not
   // make is held, and no longer among the `bytes` that are given up.
   bool Check(Region* region, int64_t* bytes);
-  // Of all ranks, what of a tape of so many operators has other bits.
+  // Returns what has other bits on any rank, of a tape of so many operators.
   absl::StatusOr<std::vector<int>> Agree(absl::StatusOr<std::vector<int>> other,
                                          int num_operators, bool all_do);
   // The memories of such a tape that are held.
@@ -107,7 +107,7 @@ class RecomputedUnits::Module {
   std::atomic<bool> closed_{false};  // once
   // The most bytes that any rank had at first, where the ranks agree on it.
   std::atomic<int64_t> agreed_bytes_{0};
-  // Of each tape that was compared, what of it is held; by shared_->mutex.
+  // What is held of each tape that was compared; by shared_->mutex.
   absl::flat_hash_map<uint64_t, std::vector<int>> verified_;
 };
 

@@ -9,14 +9,14 @@
 // begins is kept whole: its activations are needed next.
 //
 // The first time that a module runs operators in some order its tape is
-// compared with what it made. What has other bits is held from then on: all that
-// an operator made if floating-point numbers differ, else that tensor alone. A
-// module that has operators which cannot be run again, or other bits in memory
-// that is written twice, keeps its activations; a warning says so, once. Where gathers are collectives that is agreed on by all
-// ranks (COLLECTIVE, once for each module), which run the same operators; what
-// is compared gathers its parameters. There a tape that is new after the first
-// is not compared if it would have to gather, and what it would give up is
-// kept.
+// compared with what it made. What has other bits is held from then on: all
+// that an operator made if floating-point numbers differ, else that tensor
+// alone. A module that has operators which cannot be run again, or other bits
+// in memory that is written twice, keeps its activations; a warning says so,
+// once. Where gathers are collectives that is agreed on by all ranks
+// (COLLECTIVE, once for each module), which run the same operators; what is
+// compared gathers its parameters. There a tape that is new after the first is
+// not compared if it would have to gather, and what it would give up is kept.
 //
 // What a module leaves for its backward all the same (its inputs, what
 // operators that are kept made) may be elsewhere in between; or all that it

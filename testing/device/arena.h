@@ -48,7 +48,8 @@ class Arena {
   };
   Held held(int device) const;
   void ResetPeak(int device);
-  // Gives up the free blocks of all devices. Their addresses are not used again.
+  // Gives up the free blocks of all devices. Their addresses are not used
+  // again.
   void ReturnFree();
   // Refuses to hold more than `bytes`; unlimited by default.
   void SetLimit(int device, int64_t bytes);

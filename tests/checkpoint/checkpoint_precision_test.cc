@@ -164,61 +164,62 @@ TEST_P(CheckpointPrecisionTest, MastersGoOn) {
   }
 }
 
-// Masters of float32 are loaded where 16 bits are kept, rounded, and back; the
-// optimizer's states are what they were.
-TESSERA_RANK_FUNCTION(LoadWithOtherMasters) {
-  const Args a(args);
-  std::map<std::string, at::Tensor> saved;
-  for (const bool narrow : {false, true, false}) {
-    TrainingSpec spec = a.spec;
-    spec.narrow_masters = narrow;
-    TESSERA_ASSIGN_OR_RETURN(
-        Trainee t, MakeTrainee(spec, TrainingSpec::kModelSeed, world));
-    if (saved.empty()) {
-      Record unused;
-      TESSERA_RETURN_IF_ERROR(
-          TrainSteps(*t.engine, *t.model, spec, t.rank, 0, &unused));
-    } else {
-      TESSERA_RETURN_IF_ERROR(t.engine->LoadCheckpoint(a.dir).status());
-    }
-    for (const auto& p : t.model->named_parameters()) {
-      TESSERA_ASSIGN_OR_RETURN(at::Tensor master, t.engine->Master(p.key()));
-      const at::ScalarType dtype = narrow ? at::kBFloat16 : at::kFloat;
-      if (master.scalar_type() != dtype) {
-        return absl::InternalError(
-            absl::StrCat(p.key(), " is of ",
-                         std::string(c10::toString(master.scalar_type()))));
-      }
-      at::Tensor& before = saved[p.key()];
-      if (before.defined() &&
-          !master.equal(before.to(at::kBFloat16).to(dtype))) {
-        return absl::InternalError(absl::StrCat(p.key(), " is another"));
-      }
-      TESSERA_ASSIGN_OR_RETURN(const at::Tensor moment,
-                               t.engine->OptimizerStateOf(p.key(), "exp_avg"));
-      at::Tensor& moment_before = saved[p.key() + "/exp_avg"];
-      if (before.defined() && !moment.equal(moment_before)) {
-        return absl::InternalError(absl::StrCat(p.key(), "'s moment"));
-      }
-      moment_before = moment;
-      before = master;
-    }
-    TESSERA_RETURN_IF_ERROR(t.engine->SaveCheckpoint(a.dir));
-    TESSERA_RETURN_IF_ERROR(t.engine->Close());
+// Checks the masters of an engine against those that were `saved`, if any, and
+// replaces them.
+absl::Status CheckMaster(Engine& engine, const std::string& name,
+                         at::ScalarType dtype, at::Tensor* saved) {
+  TESSERA_ASSIGN_OR_RETURN(at::Tensor master, engine.Master(name));
+  if (master.scalar_type() != dtype) {
+    return absl::InternalError(absl::StrCat(
+        name, " is of ", std::string(c10::toString(master.scalar_type()))));
   }
-  return "";
+  // What was rounded to the other dtype once stays so.
+  const bool rounds = saved->defined() &&
+                      (saved->scalar_type() != dtype || dtype == at::kBFloat16);
+  if (saved->defined() &&
+      !master.equal(rounds ? saved->to(at::kBFloat16).to(dtype) : *saved)) {
+    return absl::InternalError(absl::StrCat(name, " is another"));
+  }
+  *saved = master;
+  return absl::OkStatus();
 }
 
-// Masters have the same bits whether they are whole or in two halves.
-TESSERA_RANK_FUNCTION(LoadWithRemainders) {
+absl::Status CheckMoment(Engine& engine, const std::string& name,
+                         at::Tensor* saved) {
+  TESSERA_ASSIGN_OR_RETURN(at::Tensor moment,
+                           engine.OptimizerStateOf(name, "exp_avg"));
+  if (saved->defined() && !moment.equal(*saved)) {
+    return absl::InternalError(absl::StrCat(name, "'s moment"));
+  }
+  *saved = moment;
+  return absl::OkStatus();
+}
+
+absl::Status CheckIsNearMaster(Engine& engine, const std::string& name,
+                               const at::Tensor& master) {
+  TESSERA_ASSIGN_OR_RETURN(at::Tensor value, engine.Parameter(name));
+  const at::Tensor far =
+      (value.to(at::kFloat) - master).abs().gt(master.abs() / 256);
+  return far.any().item<bool>()
+             ? absl::InternalError(absl::StrCat(name, " is not near it"))
+             : absl::OkStatus();
+}
+
+// One engine after the other loads what the last one saved; their masters are,
+// in turn, whole or of 16 bits (with `narrow_masters`), or whole or in two
+// halves. Masters of float32 are rounded where 16 bits are kept; the
+// optimizer's states and, in two halves, masters stay what they were.
+TESSERA_RANK_FUNCTION(LoadWithOtherMasters) {
   const Args a(args);
-  std::map<std::string, at::Tensor> saved;
-  for (const bool remainders : {true, false, true, true}) {
+  const bool narrows = a.spec.narrow_masters;
+  std::map<std::string, at::Tensor> masters, moments;
+  for (const bool other : {false, true, false, true, true}) {
     TrainingSpec spec = a.spec;
-    spec.remainder_masters = remainders;
+    spec.narrow_masters = narrows && other;
+    spec.remainder_masters = !narrows && other;
     TESSERA_ASSIGN_OR_RETURN(
         Trainee t, MakeTrainee(spec, TrainingSpec::kModelSeed, world));
-    if (saved.empty()) {
+    if (masters.empty()) {
       Record unused;
       TESSERA_RETURN_IF_ERROR(
           TrainSteps(*t.engine, *t.model, spec, t.rank, 0, &unused));
@@ -226,21 +227,14 @@ TESSERA_RANK_FUNCTION(LoadWithRemainders) {
       TESSERA_RETURN_IF_ERROR(t.engine->LoadCheckpoint(a.dir).status());
     }
     for (const auto& p : t.model->named_parameters()) {
-      TESSERA_ASSIGN_OR_RETURN(at::Tensor master, t.engine->Master(p.key()));
-      at::Tensor& before = saved[p.key()];
-      if (master.scalar_type() != at::kFloat ||
-          (before.defined() && !master.equal(before))) {
-        return absl::InternalError(absl::StrCat(p.key(), " is another"));
-      }
-      TESSERA_ASSIGN_OR_RETURN(at::Tensor value, t.engine->Parameter(p.key()));
-      if ((value.to(at::kFloat) - master)
-              .abs()
-              .gt(master.abs() / 256)
-              .any()
-              .item<bool>()) {
-        return absl::InternalError(absl::StrCat(p.key(), " is not near it"));
-      }
-      before = master;
+      at::Tensor& master = masters[p.key()];
+      TESSERA_RETURN_IF_ERROR(CheckMaster(
+          *t.engine, p.key(), spec.narrow_masters ? at::kBFloat16 : at::kFloat,
+          &master));
+      TESSERA_RETURN_IF_ERROR(
+          CheckMoment(*t.engine, p.key(), &moments[p.key()]));
+      TESSERA_RETURN_IF_ERROR(
+          CheckIsNearMaster(*t.engine, p.key(), master.to(at::kFloat)));
     }
     TESSERA_RETURN_IF_ERROR(t.engine->SaveCheckpoint(a.dir));
     TESSERA_RETURN_IF_ERROR(t.engine->Close());
@@ -250,7 +244,7 @@ TESSERA_RANK_FUNCTION(LoadWithRemainders) {
 
 TEST_P(CheckpointPrecisionTest, RemaindersAreSavedAsWholeMasters) {
   spec_.dtype = "bf16";
-  EXPECT_THAT(RunOnRanks(kWorldSize, "LoadWithRemainders",
+  EXPECT_THAT(RunOnRanks(kWorldSize, "LoadWithOtherMasters",
                          absl::StrCat(spec_.ToText(), "\n", folder_ / "ckpt",
                                       "\n0\n0")),
               ::testing::Each(""));
@@ -258,6 +252,7 @@ TEST_P(CheckpointPrecisionTest, RemaindersAreSavedAsWholeMasters) {
 
 TEST_P(CheckpointPrecisionTest, MastersOfAnotherDtypeAreLoaded) {
   spec_.dtype = "bf16";
+  spec_.narrow_masters = true;
   EXPECT_THAT(RunOnRanks(kWorldSize, "LoadWithOtherMasters",
                          absl::StrCat(spec_.ToText(), "\n", folder_ / "ckpt",
                                       "\n0\n0")),
