@@ -1,5 +1,6 @@
 // Locks whole files; a lock dies with the process that took it, over NFS too
-// (fcntl's F_OFD_SETLK), whatever the process has forked.
+// (fcntl's F_OFD_SETLK), whatever the process has forked. If the process is
+// killed within fork(), the lock lives until that child first runs.
 #ifndef BASE_SYSTEM_FILE_LOCK_H_
 #define BASE_SYSTEM_FILE_LOCK_H_
 
