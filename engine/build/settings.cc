@@ -212,6 +212,22 @@ GradientOptions GradientsOf(const proto::Config& config, int world_size) {
   return gradients;
 }
 
+// Where a step's gradient has one micro-batch, which is this rank's, and what
+// steps it takes 16 bits without a copy. It is not decided by groups' own
+// clipping, since a change widens it (FlatGradient::RaiseToChange).
+bool KeepsNarrowGradients(const proto::Config& config, const Settings& settings,
+                          int world_size) {
+  const auto takes = [](const std::optional<OptimizerOptions>& o) {
+    return !o.has_value() ||
+           (!o->libtorch_exact && !o->libtorch_fused && o->custom == nullptr &&
+            !IsDirection(FormulaOf(*o)));
+  };
+  return world_size == 1 && settings.gradients.accumulation == 1 &&
+         settings.gradients.predivide == 1 && settings.step.max_value == 0 &&
+         config.adaptive_gradient_clipping() == 0 &&
+         takes(settings.optimizer) && takes(settings.muon);
+}
+
 }  // namespace
 
 Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
@@ -280,6 +296,7 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
                         ? BufferSync::Values::kMean
                         : BufferSync::Values::kRank0;
   }
+  s.narrow_gradients = KeepsNarrowGradients(config, s, world_size);
   s.shard_group_size = config.sharding().shard_group_size();
   if (s.shard_group_size == 0) s.shard_group_size = world_size;
   return s;
@@ -331,6 +348,7 @@ FlatParameterOptions FlatParameterOptionsOf(const Settings& settings,
       flat.working_dtype != at::kDouble) {
     options.reduce_dtype = settings.reduce_dtype;
     options.gradient_dtype = settings.gradient_dtype;
+    options.narrow_gradients = settings.narrow_gradients;
   }
   options.narrow_masters = settings.narrow_masters;
   options.remainder_masters = settings.remainder_masters;

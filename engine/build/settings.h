@@ -48,6 +48,8 @@ struct Settings {
   std::optional<at::ScalarType> reduce_dtype;
   // Dtype of steps' gradients, for parameters of at most 32 bits.
   std::optional<at::ScalarType> gradient_dtype;
+  // Steps' gradients stay in the sums' dtype where they are not changed.
+  bool narrow_gradients = false;
   // Dtype of autocast scopes (AutocastScope).
   std::optional<at::ScalarType> autocast_dtype;
   OffloadOptions offload;      // at stage 3

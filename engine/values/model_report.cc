@@ -37,8 +37,8 @@ StateBytes ReplicatedStateBytes(const ShardedModel& model,
       bytes.parameters += size(flat->kept_master_dtype());
     }
     bytes.gradients += size(flat->reduce_dtype());
-    if (flat->reduce_dtype() != flat->gradient_dtype()) {
-      bytes.gradients += size(flat->gradient_dtype());
+    if (flat->reduce_dtype() != flat->kept_gradient_dtype()) {
+      bytes.gradients += size(flat->kept_gradient_dtype());
     }
     if (!groups.options.empty()) {
       const auto first = static_cast<size_t>(flat->parameters()[0].index);

@@ -87,6 +87,16 @@ at::ScalarType GradientDtypeOf(at::ScalarType masters,
   return step == at::kFloat ? options.gradient_dtype.value_or(step) : step;
 }
 
+at::ScalarType KeptGradientDtypeOf(at::ScalarType masters, at::ScalarType sums,
+                                   const FlatParameterOptions& options) {
+  const at::ScalarType gradient = GradientDtypeOf(masters, options);
+  const bool narrow = options.narrow_gradients && gradient == at::kFloat &&
+                      at::isReducedFloatingType(sums) &&
+                      options.states_tier == Tier::kMemory &&
+                      options.gradients_tier == Tier::kMemory;
+  return narrow ? sums : gradient;
+}
+
 FlatDescription::FlatDescription(std::string name,
                                  std::vector<NamedParameter> params,
                                  const FlatParameterOptions& options,
@@ -99,6 +109,8 @@ FlatDescription::FlatDescription(std::string name,
   kept_master_dtype_ = KeptMasterDtypeOf(original, options_);
   reduce_dtype_ = options_.reduce_dtype.value_or(dtype_);
   gradient_dtype_ = GradientDtypeOf(master_dtype_, options_);
+  kept_gradient_dtype_ =
+      KeptGradientDtypeOf(master_dtype_, reduce_dtype_, options_);
   device_ = params[0].tensor.device();
   layout_ = LayoutOf(params, comm_->world_size());
   owned_ = options_.stage.sharded_optimizer ? layout_.shard(comm_->rank())

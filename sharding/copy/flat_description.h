@@ -49,6 +49,10 @@ struct FlatParameterOptions {
   // Dtype of the step's gradient, in which micro-batches are added; the step
   // dtype if absent, or if that is not float32. DeepSpeed's grad_accum_dtype.
   std::optional<at::ScalarType> gradient_dtype;
+  // The step's gradient keeps the sums' dtype, if that has 16 bits, until more
+  // is added to it or it is changed: its values are the same. For one rank,
+  // whose sums are the mean. Not with other tiers.
+  bool narrow_gradients = false;
   // Masters are the working copy itself where its dtype has 16 bits; otherwise
   // they are float32. DeepSpeed's bf16_master_weights_and_grads.
   bool narrow_masters = false;
@@ -122,6 +126,10 @@ at::ScalarType StepDtypeOf(at::ScalarType masters);
 // Returns the dtype of the step's gradients beside masters of that dtype.
 at::ScalarType GradientDtypeOf(at::ScalarType masters,
                                const FlatParameterOptions& options);
+// Returns the dtype in which a step's gradient is kept that was reduced once,
+// to `sums`.
+at::ScalarType KeptGradientDtypeOf(at::ScalarType masters, at::ScalarType sums,
+                                   const FlatParameterOptions& options);
 
 class FlatDescription {
  public:
@@ -173,6 +181,9 @@ class FlatDescription {
   at::ScalarType step_dtype() const { return StepDtypeOf(master_dtype_); }
   at::ScalarType reduce_dtype() const { return reduce_dtype_; }
   at::ScalarType gradient_dtype() const { return gradient_dtype_; }
+  // The dtype of a step's gradient that was reduced once: gradient_dtype(), or
+  // a narrower one that has its values (FlatParameterOptions).
+  at::ScalarType kept_gradient_dtype() const { return kept_gradient_dtype_; }
   at::Device device() const { return device_; }
   // Whether the optimizer runs on the CPU although the flat is on a device,
   // since its states are not there.
@@ -212,6 +223,7 @@ class FlatDescription {
   at::ScalarType kept_master_dtype_ = at::kFloat;
   at::ScalarType reduce_dtype_ = at::kFloat;
   at::ScalarType gradient_dtype_ = at::kFloat;
+  at::ScalarType kept_gradient_dtype_ = at::kFloat;
   at::Device device_{at::kCPU};
   std::shared_ptr<Communicator> comm_;
 };

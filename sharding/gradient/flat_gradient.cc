@@ -77,22 +77,20 @@ std::vector<bool> FlatGradient::expected() const {
   return expected;
 }
 
+at::ScalarType FlatGradient::KeptDtype() const {
+  return divisor_ == 1 ? flat_->kept_gradient_dtype() : flat_->gradient_dtype();
+}
+
 bool FlatGradient::reduces_in_place() const {
   return !flat_->stage().sharded_gradients && local_.defined() &&
-         local_.dtype() == flat_->gradient_dtype() &&
-         flat_->reduce_dtype() == flat_->gradient_dtype();
+         local_.dtype() == KeptDtype() && flat_->reduce_dtype() == KeptDtype();
 }
 
 // local_ ready to take this micro-batch's gradients. Where it holds the step's
 // gradient so far, that moves out first; where it is of another dtype, what has
 // arrived is converted.
 absl::Status FlatGradient::EnsureLocal(at::ScalarType dtype) {
-  if (in_place_) {
-    TESSERA_ASSIGN_OR_RETURN(FlatBuffer moved, AllocateReduced(Fill::kNone));
-    moved.View().copy_(local_.View(flat_->owned()));
-    reduced_ = std::move(moved);
-    in_place_ = false;
-  }
+  if (in_place_) TESSERA_RETURN_IF_ERROR(MoveOut());
   if (local_.defined() && local_.dtype() == dtype) return absl::OkStatus();
   const bool holds = local_.defined() && AnyArrived();
   if (holds && local_.dtype() == DtypeOf(Arrival::kAccumulateLocally)) {
@@ -110,14 +108,26 @@ absl::Status FlatGradient::EnsureLocal(at::ScalarType dtype) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<FlatBuffer> FlatGradient::AllocateReduced(Fill fill) const {
-  return FlatBuffer::Allocate(flat_->owned().numel(), flat_->gradient_dtype(),
-                              flat_->device(), MemoryKind::kGradients, fill);
+absl::Status FlatGradient::EnsureReduced(at::ScalarType dtype, Fill fill) {
+  // What a dropped micro-batch left may be of another dtype.
+  const bool fits = !reduced_.defined() || reduced_.dtype() == dtype;
+  if (has_step_gradient() && fits) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(
+      reduced_,
+      FlatBuffer::Allocate(flat_->owned().numel(), dtype, flat_->device(),
+                           MemoryKind::kGradients, fill));
+  return absl::OkStatus();
 }
 
-absl::Status FlatGradient::EnsureReduced(Fill fill) {
-  if (has_step_gradient()) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(reduced_, AllocateReduced(fill));
+absl::Status FlatGradient::MoveOut() {
+  TESSERA_ASSIGN_OR_RETURN(
+      FlatBuffer moved,
+      FlatBuffer::Allocate(flat_->owned().numel(), flat_->gradient_dtype(),
+                           flat_->device(), MemoryKind::kGradients,
+                           Fill::kNone));
+  moved.View().copy_(owned());
+  reduced_ = std::move(moved);
+  in_place_ = false;
   return absl::OkStatus();
 }
 
@@ -168,7 +178,7 @@ absl::StatusOr<at::Tensor> FlatGradient::PlaceOfSums(const at::Tensor& whole) {
   if (!to_stay) return Slice(whole, flat_->owned());
   TESSERA_RETURN_IF_ERROR(AwaitReaders());
   is_stored_ = false;  // of a micro-batch that was dropped
-  TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kNone));
+  TESSERA_RETURN_IF_ERROR(EnsureReduced(flat_->gradient_dtype(), Fill::kNone));
   return reduced_.View();
 }
 
@@ -190,8 +200,8 @@ at::Tensor FlatGradient::Mean(const at::Tensor& sums, double divisor) const {
 }
 
 absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
+  divisor_ = divisor;
   if (accumulating()) {
-    divisor_ = divisor;
     sums_ = sums;
     const bool stays = !flat_->stage().sharded_gradients && local_.defined() &&
                        sums.data_ptr() == local_.data(flat_->owned().begin);
@@ -212,11 +222,11 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
       to = local_.View(flat_->owned());
     } else if (local_.defined() && sums.numel() == local_.numel() &&
                sums.data_ptr() == local_.data() &&
-               local_.dtype() == flat_->gradient_dtype()) {
+               local_.dtype() == KeptDtype()) {
       reduced_ = std::move(local_);  // alone, all of it is ours
       to = reduced_.View();
     } else {
-      TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kNone));
+      TESSERA_RETURN_IF_ERROR(EnsureReduced(KeptDtype(), Fill::kNone));
       to = reduced_.View();
     }
     Divide(sums, divisor, to);
@@ -263,6 +273,10 @@ absl::StatusOr<Raised> FlatGradient::Raise() const {
 
 absl::StatusOr<Raised> FlatGradient::RaiseToChange() {
   TESSERA_RETURN_IF_ERROR(AwaitReaders());
+  const at::Tensor now = elsewhere() == nullptr ? owned() : at::Tensor();
+  if (now.defined() && now.scalar_type() != flat_->gradient_dtype()) {
+    TESSERA_RETURN_IF_ERROR(MoveOut());
+  }
   return Raise();
 }
 
@@ -294,7 +308,8 @@ absl::Status FlatGradient::Commit(const std::vector<bool>& had) {
   if (sums_.defined()) {
     TESSERA_RETURN_IF_ERROR(FinishStore());
     TESSERA_ASSIGN_OR_RETURN(Raised raised, RaiseToChange());
-    TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kZero));
+    TESSERA_RETURN_IF_ERROR(
+        EnsureReduced(flat_->gradient_dtype(), Fill::kZero));
     Accumulate(had, Mean(sums_, divisor_));
     TESSERA_RETURN_IF_ERROR(raised.Commit());
   } else if (reduces_in_place()) {
@@ -353,7 +368,7 @@ absl::StatusOr<at::Tensor> FlatGradient::Whole(int parameter) const {
   TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
                            GatherWhole(*flat_, owned(), "gradient"));
   const at::Tensor gradient = PlaceIn(whole, parameter);
-  return flat_->gradient_dtype() == flat_->step_dtype()
+  return whole.dtype() == flat_->step_dtype()
              ? gradient.clone()
              : gradient.to(flat_->step_dtype());
 }
@@ -366,13 +381,14 @@ int64_t FlatGradient::resident_bytes() const {
     return numel * static_cast<int64_t>(c10::elementSize(dtype));
   };
   const int64_t reduced =
-      bytes(flat_->owned().numel(), flat_->gradient_dtype());
+      bytes(flat_->owned().numel(), flat_->kept_gradient_dtype());
   if (flat_->options().gradients_tier != Tier::kMemory) return 0;
   if (flat_->stage().sharded_gradients) return reduced;
   const int64_t local =
       bytes(flat_->layout().whole_numel(), flat_->reduce_dtype());
-  return flat_->reduce_dtype() == flat_->gradient_dtype() ? local
-                                                          : local + reduced;
+  return flat_->reduce_dtype() == flat_->kept_gradient_dtype()
+             ? local
+             : local + reduced;
 }
 
 }  // namespace tessera

@@ -10,7 +10,9 @@
 // it before they are reduced, the wider of that and the gradient dtype. The
 // reduced gradient has the gradient dtype (the masters', or a smaller one);
 // where that is not the reduce dtype, it has memory of its own at every stage.
-// Sums are added to it in the master dtype and rounded once.
+// Sums are added to it in the master dtype and rounded once. The first sums of
+// a rank that is alone stay in their own, narrower dtype until sums are added
+// or they are changed (FlatParameterOptions::narrow_gradients).
 //
 // A micro-batch goes
 //
@@ -131,16 +133,17 @@ class FlatGradient {
     return in_place_ || reduced_.defined() || is_stored_;
   }
   // Returns this rank's slice of the step's gradient, [owned] of
-  // gradient_dtype(); only ranges of parameters with has_gradient are valid.
-  // Undefined if there is none. REQUIRES: Raise, where it may be offloaded
-  // (FlatParameterOptions::gradients_tier).
+  // gradient_dtype() or kept_gradient_dtype(); only ranges of parameters with
+  // has_gradient are valid. Undefined if there is none. REQUIRES: Raise, where
+  // it may be offloaded (FlatParameterOptions::gradients_tier).
   at::Tensor owned() const;
   // As owned(); where the step has no gradient yet, what it will be when this
   // micro-batch is committed. REQUIRES: TakeSums.
   at::Tensor coming() const;
   // Keeps the step's gradient in memory while the result lives. LOCAL.
   absl::StatusOr<Raised> Raise() const;
-  // As Raise, for callers that change the gradient.
+  // As Raise, for callers that change the gradient: it has gradient_dtype()
+  // from then on. ResourceExhausted.
   absl::StatusOr<Raised> RaiseToChange();
   // Gives away the step's gradient: there is none from then on. Undefined where
   // it is offloaded: it is read there until the flat is updated. REQUIRES:
@@ -202,8 +205,11 @@ class FlatGradient {
   bool AnyArrived() const;
   bool reduces_in_place() const;
   absl::Status EnsureLocal(at::ScalarType dtype);
-  absl::StatusOr<FlatBuffer> AllocateReduced(Fill fill) const;
-  absl::Status EnsureReduced(Fill fill);
+  absl::Status EnsureReduced(at::ScalarType dtype, Fill fill);
+  // Moves the step's gradient to reduced_, in gradient_dtype().
+  absl::Status MoveOut();
+  // The dtype that sums become the step's gradient in. REQUIRES: TakeSums.
+  at::ScalarType KeptDtype() const;
   at::ScalarType DtypeOf(Arrival how) const;
   bool LiesLikeItsPlace(int parameter, const at::Tensor& gradient) const;
   // Returns the parameter's place in a flat buffer [P], in its own shape.
@@ -213,8 +219,7 @@ class FlatGradient {
   void Accumulate(const std::vector<bool>& had, const at::Tensor& mean);
   // Returns the mean in the master dtype.
   at::Tensor Mean(const at::Tensor& sums, double divisor) const;
-  // Writes sums / divisor to `mean`, [owned] of gradient_dtype(), which may be
-  // `sums`.
+  // Writes sums / divisor to `mean`, [owned], which may be `sums`.
   void Divide(const at::Tensor& sums, double divisor,
               const at::Tensor& mean) const;
   absl::Status StartStore();
@@ -234,7 +239,7 @@ class FlatGradient {
   // Sums of a micro-batch that is to be added to earlier ones.
   at::Tensor sums_;  // [owned], in local_ or in
   FlatBuffer sums_memory_;
-  double divisor_ = 1;
+  double divisor_ = 1;  // of the sums that were taken last
 
   FlatBuffer local_;     // [P]
   FlatBuffer outgoing_;  // [P], where local_ is of another dtype; what was held

@@ -145,8 +145,11 @@ TEST_P(PeakTest, IsWithinTheFormula) {
   const int64_t parameters =
       (spec_.stage >= 3 ? shard : whole) * item + owned * master;
   const int64_t optimizer = 2 * owned * 4;
-  const int64_t gradients =
-      spec_.stage >= 2 ? owned * 4 : whole * item + (narrow ? owned * 4 : 0);
+  // Alone a rank's sums are the gradients, and stay in their dtype.
+  const bool as_summed = world_size() == 1 || !narrow;
+  const int64_t gradients = spec_.stage >= 2
+                                ? owned * (as_summed ? item : 4)
+                                : whole * item + (as_summed ? 0 : owned * 4);
   const int64_t unit = largest * item;
   const int64_t in_flight = spec_.overlap ? unit : 0;
   // What is whole, or local, while a unit is at work.

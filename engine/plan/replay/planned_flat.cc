@@ -21,6 +21,7 @@ PlannedFlat PlannedFlatOf(const FlatPlan& flat,
   const at::ScalarType master = MasterDtypeOf(ElementType(flat.dtype), options);
   const at::ScalarType sums = options.reduce_dtype.value_or(working);
   const at::ScalarType gradient = GradientDtypeOf(master, options);
+  const at::ScalarType kept = KeptGradientDtypeOf(master, sums, options);
   PlannedFlat planned;
   planned.whole_numel = layout.whole_numel();
   planned.shard_numel = layout.shard_numel();
@@ -30,9 +31,9 @@ PlannedFlat PlannedFlatOf(const FlatPlan& flat,
           ? bytes(KeptMasterDtypeOf(ElementType(flat.dtype), options))
           : 0;
   planned.reduce_bytes = bytes(sums);
-  planned.gradient_bytes = bytes(gradient);
+  planned.gradient_bytes = bytes(kept);
   planned.local_bytes = bytes(at::promoteTypes(sums, gradient));
-  planned.keeps_sums = sums == gradient;
+  planned.keeps_sums = sums == kept;
   planned.state_bytes = bytes(StepDtypeOf(master));
   planned.stepped_bytes = bytes(master);
   planned.splits_masters = SplitsMasters(ElementType(flat.dtype), options);
