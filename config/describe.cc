@@ -138,6 +138,7 @@ void Collect(const Descriptor& level, const std::string& prefix,
              const KeyDescription* section, std::vector<KeyDescription>* keys) {
   for (int i = 0; i < level.field_count(); ++i) {
     const FieldDescriptor& field = *level.field(i);
+    if (field.options().GetExtension(proto::internal)) continue;
     KeyDescription key;
     const std::vector<std::string> names = JsonKeys(field);
     key.path = prefix + names[0];
@@ -285,7 +286,11 @@ std::string SchemaOf(const Descriptor& level, const std::string& indent) {
   std::vector<std::string> order;
   std::map<std::string, std::vector<const FieldDescriptor*>> fields;
   for (int i = 0; i < level.field_count(); ++i) {
-    if (level.field(i)->options().HasExtension(proto::refused)) continue;
+    const FieldOptions& options = level.field(i)->options();
+    if (options.HasExtension(proto::refused) ||
+        options.GetExtension(proto::internal)) {
+      continue;
+    }
     for (const std::string& key : JsonKeys(*level.field(i))) {
       if (fields[key].empty()) order.push_back(key);
       fields[key].push_back(level.field(i));

@@ -286,6 +286,7 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   }
   s.cast_inputs = s.param_dtype.has_value() && config.precision().cast_inputs();
   s.check_writes = config.sharding().check_writes();
+  s.shard_alone = config.sharding().shard_alone();
   if (config.sharding().deterministic() != "off") {
     s.determinism = config.sharding().deterministic() == "on"
                         ? Determinism::kErrors
@@ -356,6 +357,7 @@ FlatParameterOptions FlatParameterOptionsOf(const Settings& settings,
   options.overlap = settings.schedule.overlap;
   options.cast_inputs = settings.cast_inputs;
   options.check_writes = settings.check_writes;
+  options.shard_alone = settings.shard_alone;
   return options;
 }
 

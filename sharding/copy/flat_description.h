@@ -50,8 +50,8 @@ struct FlatParameterOptions {
   // dtype if absent, or if that is not float32. DeepSpeed's grad_accum_dtype.
   std::optional<at::ScalarType> gradient_dtype;
   // The step's gradient keeps the sums' dtype, if that has 16 bits, until more
-  // is added to it or it is changed: its values are the same. For one rank,
-  // whose sums are the mean. Not with other tiers.
+  // is added to it or it is changed: its values are the same. REQUIRES: the
+  // sums are the mean, which is so for one rank. Not with other tiers.
   bool narrow_gradients = false;
   // Masters are the working copy itself where its dtype has 16 bits; otherwise
   // they are float32. DeepSpeed's bf16_master_weights_and_grads.
@@ -71,6 +71,9 @@ struct FlatParameterOptions {
   // For debugging: keeps a fingerprint of what was written
   // (UserWrites::TakeFingerprint).
   bool check_writes = false;
+  // A rank that is alone gathers its parameters all the same, with what that
+  // takes: for measurements and tests.
+  bool shard_alone = false;
   // The ranks that own the same part of the flat in all shard groups, in the
   // groups' order: PyTorch's HSDP. Null: there is one shard group.
   std::shared_ptr<Communicator> replicas;

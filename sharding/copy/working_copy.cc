@@ -21,7 +21,8 @@ absl::StatusOr<std::unique_ptr<WorkingCopy>> WorkingCopy::Make(
   // program of one rank is shown all the same what it would be with more of
   // them; with freed memory poisoned there must be some that is freed.
   const bool alone = flat->communicator()->world_size() == 1 &&
-                     options.parameters_tier == Tier::kMemory;
+                     options.parameters_tier == Tier::kMemory &&
+                     !options.shard_alone;
   const bool on_cpu = flat->device().is_cpu();
   if (!options.stage.sharded_parameters || (alone && !on_cpu)) {
     return ReplicatedCopy::Make(flat, states);

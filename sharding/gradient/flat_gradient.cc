@@ -77,13 +77,10 @@ std::vector<bool> FlatGradient::expected() const {
   return expected;
 }
 
-at::ScalarType FlatGradient::KeptDtype() const {
-  return divisor_ == 1 ? flat_->kept_gradient_dtype() : flat_->gradient_dtype();
-}
-
 bool FlatGradient::reduces_in_place() const {
   return !flat_->stage().sharded_gradients && local_.defined() &&
-         local_.dtype() == KeptDtype() && flat_->reduce_dtype() == KeptDtype();
+         local_.dtype() == flat_->kept_gradient_dtype() &&
+         flat_->reduce_dtype() == flat_->kept_gradient_dtype();
 }
 
 // local_ ready to take this micro-batch's gradients. Where it holds the step's
@@ -200,8 +197,8 @@ at::Tensor FlatGradient::Mean(const at::Tensor& sums, double divisor) const {
 }
 
 absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
-  divisor_ = divisor;
   if (accumulating()) {
+    divisor_ = divisor;
     sums_ = sums;
     const bool stays = !flat_->stage().sharded_gradients && local_.defined() &&
                        sums.data_ptr() == local_.data(flat_->owned().begin);
@@ -222,11 +219,12 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
       to = local_.View(flat_->owned());
     } else if (local_.defined() && sums.numel() == local_.numel() &&
                sums.data_ptr() == local_.data() &&
-               local_.dtype() == KeptDtype()) {
+               local_.dtype() == flat_->kept_gradient_dtype()) {
       reduced_ = std::move(local_);  // alone, all of it is ours
       to = reduced_.View();
     } else {
-      TESSERA_RETURN_IF_ERROR(EnsureReduced(KeptDtype(), Fill::kNone));
+      TESSERA_RETURN_IF_ERROR(
+          EnsureReduced(flat_->kept_gradient_dtype(), Fill::kNone));
       to = reduced_.View();
     }
     Divide(sums, divisor, to);

@@ -208,8 +208,6 @@ class FlatGradient {
   absl::Status EnsureReduced(at::ScalarType dtype, Fill fill);
   // Moves the step's gradient to reduced_, in gradient_dtype().
   absl::Status MoveOut();
-  // The dtype that sums become the step's gradient in. REQUIRES: TakeSums.
-  at::ScalarType KeptDtype() const;
   at::ScalarType DtypeOf(Arrival how) const;
   bool LiesLikeItsPlace(int parameter, const at::Tensor& gradient) const;
   // Returns the parameter's place in a flat buffer [P], in its own shape.
@@ -239,7 +237,7 @@ class FlatGradient {
   // Sums of a micro-batch that is to be added to earlier ones.
   at::Tensor sums_;  // [owned], in local_ or in
   FlatBuffer sums_memory_;
-  double divisor_ = 1;  // of the sums that were taken last
+  double divisor_ = 1;
 
   FlatBuffer local_;     // [P]
   FlatBuffer outgoing_;  // [P], where local_ is of another dtype; what was held

@@ -123,6 +123,21 @@ TEST_P(DeviceTest, ShardGroups) {
   }
 }
 
+// One rank gathers its own parameters (sharding.shard_alone).
+TEST_P(DeviceTest, AShardOfOne) {
+  spec_.model = "Gpt";
+  spec_.stage = 3;
+  spec_.more = "sharding{shard_alone:true}";
+  for (const char* dtype : {"fp32", "bf16"}) {
+    spec_.dtype = dtype;
+    spec_.clipping = 0.5 - spec_.clipping;
+    for (const int64_t live : {int64_t{0}, int64_t{-1}}) {
+      spec_.max_live_parameters = live;
+      ExpectEqualsOracle(spec_, 1);
+    }
+  }
+}
+
 TEST_P(DeviceTest, GroupsOfNeighbours) {
   spec_.model = "Gpt";
   spec_.stage = 3;

@@ -37,7 +37,7 @@ namespace {
 [[maybe_unused]] const bool kRegistered =
     RunAtStart([] { testdevice::Register({}); });
 
-constexpr int kBlocks = 5, kWorld = 2;
+constexpr int kBlocks = 5;
 constexpr int64_t kDim = 384;
 // Room for parts of slices, activations and rounding.
 constexpr int64_t kSlack = 256 << 10;
@@ -88,8 +88,11 @@ TESSERA_RANK_FUNCTION(PeaksOnDevice) {
   collectives.slices_bytes = kSlicesBytes;
   EngineOptions options;
   options.device = device;
-  TESSERA_ASSIGN_OR_RETURN(options.communicator,
-                           MakeDeviceGroup(collectives, std::move(host)));
+  options.communicator = host;
+  if (host->world_size() > 1) {
+    TESSERA_ASSIGN_OR_RETURN(options.communicator,
+                             MakeDeviceGroup(collectives, std::move(host)));
+  }
   torch::manual_seed(1);
   torch::nn::Sequential model;
   for (int i = 0; i < kBlocks; ++i) model->push_back(Block());
@@ -102,6 +105,7 @@ TESSERA_RANK_FUNCTION(PeaksOnDevice) {
   zero->set_stage3_param_persistence_threshold(0);
   zero->set_reduce_bucket_size(1);
   zero->set_stage3_prefetch_bucket_size(1);  // the next unit
+  config.mutable_sharding()->set_shard_alone(true);
   TESSERA_ASSIGN_OR_RETURN(auto engine,
                            Engine::Create(model.ptr(), config, options));
   // What the parameters were in is given back, and not kept for what training
@@ -127,20 +131,27 @@ TESSERA_RANK_FUNCTION(PeaksOnDevice) {
   return peaks;
 }
 
-TEST(DeviceMemoryTest, StageThreeIsWithinTheFormula) {
+class DeviceMemoryTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(DeviceMemoryTest, StageThreeIsWithinTheFormula) {
+  const int world_size = GetParam();
   const int64_t weight = 4 * kDim * kDim * 4;
   const int64_t unit = 2 * weight + 5 * kDim * 4;
   const int64_t whole = kBlocks * unit;
-  for (const auto& answer : RankPool::Get(kWorld)->Run("PeaksOnDevice", "")) {
+  for (const auto& answer :
+       RankPool::Get(world_size)->Run("PeaksOnDevice", "")) {
     TESSERA_ASSERT_OK(answer.status());
     std::istringstream in(*answer);
     for (int step = 0; step < 3; ++step) {
       SCOPED_TRACE(absl::StrCat("step ", step, " of ", *answer));
       int64_t between = 0, forward = 0, rest = 0;
       ASSERT_TRUE(in >> between >> forward >> rest);
-      EXPECT_LE(between, 3 * whole / kWorld + kSlack);
+      EXPECT_LE(between, 3 * whole / world_size + kSlack);
       EXPECT_LE(forward, between + 2 * unit + kSlack);
-      const int64_t bound = between + whole / kWorld + 4 * unit + weight;
+      // The flat gradients of one rank are its share.
+      const int64_t units = world_size > 1 ? 4 : 2;
+      const int64_t bound =
+          between + whole / world_size + units * unit + weight;
       EXPECT_LE(rest, bound + kSlack);
       // The formula says what is held, not only what is enough: all but the
       // last unit's share of the gradients is there when its own are.
@@ -148,6 +159,12 @@ TEST(DeviceMemoryTest, StageThreeIsWithinTheFormula) {
     }
   }
 }
+
+// One rank: with sharding.shard_alone.
+INSTANTIATE_TEST_SUITE_P(All, DeviceMemoryTest, ::testing::Values(1, 2),
+                         [](const auto& info) {
+                           return absl::StrCat("World", info.param);
+                         });
 
 }  // namespace
 }  // namespace tessera

@@ -51,7 +51,8 @@ PlannedFlat PlannedFlatOf(const FlatPlan& flat,
   planned.states = options.states_tier;
   planned.parameters = options.parameters_tier;
   planned.gradients = options.gradients_tier;
-  planned.alone = group_size == 1 && options.parameters_tier == Tier::kMemory;
+  planned.alone = group_size == 1 && !options.shard_alone &&
+                  options.parameters_tier == Tier::kMemory;
   return planned;
 }
 
