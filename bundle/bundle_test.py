@@ -319,6 +319,23 @@ class PartsTest(unittest.TestCase):
                 mode = json.load(file)['sharding']['deterministic']
             self.assertEqual(name.split()[-1], mode)
 
+    def test_the_config_of_one_rank_that_gathers(self):
+        items, gpu = self.gpu_check.gpu_items, types.SimpleNamespace(
+            name='NVIDIA H200', memory=140e9)
+        context = self.gpu_check.gpu_context.Context(
+            self.folder + '/log', 9, gpu)
+        taken = []
+        with mock.patch.object(
+                items, 'take_turns', lambda _, __, commands: taken.extend(commands)
+                or []):
+            items.shard_alone(context)
+        command = taken[1][1]
+        with open(command[command.index('--config') + 1],
+                  encoding='utf-8') as file:
+            config = json.load(file)
+        self.assertEqual(config['sharding'], {'shard_alone': True})
+        self.assertEqual(config['zero_optimization'], {'stage': 3})
+
     def test_an_output_that_stays_open(self):
         """By a session of its own, which is not killed."""
         of_items = self.gpu_check.gpu_context

@@ -173,8 +173,8 @@ class Size:
         return [word for name in ('layers', 'dim', 'heads', 'seq') + more
                 for word in ('--' + name, str(getattr(self, name)))]
 
-    def config(self, stage, deterministic):
-        """What bench_train's flags say, and this."""
+    def config(self, stage, **sharding):
+        """What bench_train's flags say, and this of `sharding`."""
         return {
             'train_micro_batch_size_per_gpu': self.micro_batch,
             'gradient_clipping': 0,
@@ -183,7 +183,7 @@ class Size:
             'bf16': {'enabled': True},
             'communication_data_type': 'fp32',
             'zero_optimization': {'stage': stage},
-            'sharding': {'deterministic': deterministic},
+            'sharding': sharding,
         }
 
     def __str__(self):
@@ -211,6 +211,14 @@ def fsdp2(size, context):
             '--engine', 'fsdp2', '--data', DATA, '--bf16', '--device',
             'cuda' if context.gpu else 'cpu', '--device_init',
             *size.flags('micro_batch')]
+
+
+def configured(context, size, name, stage, **sharding):
+    """ours() with these keys of `sharding`, in a file of that name."""
+    path = '%s.%s.json' % (context.log, name)
+    with open(path, 'w', encoding='utf-8') as file:
+        json.dump(size.config(stage, **sharding), file)
+    return ours(size, context, '--config', path)
 
 
 def figures_of(end):
@@ -336,12 +344,20 @@ def deterministic(context):
     size = Size(context.gpu, trainings=3)
     commands = []
     for stage, mode in (3, 'auto'), (0, 'on'), (3, 'on'):
-        path = '%s.%d.%s.json' % (context.log, stage, mode)
-        with open(path, 'w', encoding='utf-8') as file:
-            json.dump(size.config(stage, mode), file)
         commands.append(('stage %d, deterministic %s' % (stage, mode),
-                         ours(size, context, '--config', path), SAME_BITS))
+                         configured(context, size, '%d.%s' % (stage, mode),
+                                    stage, deterministic=mode), SAME_BITS))
     return take_turns(context, size, commands)
+
+
+def shard_alone(context):
+    """What gathering and freeing all parameters costs, on one card."""
+    context.need_gpu()
+    size = Size(context.gpu, trainings=2)
+    return take_turns(context, size, [
+        ('plain libtorch', ours(size, context, '--engine', 'plain_bf16'), {}),
+        ('stage 3, gathered',
+         configured(context, size, 'alone', 3, shard_alone=True), {})])
 
 
 # (name, seconds, function, what it is)
@@ -364,5 +380,7 @@ ITEMS = (
     ('clipping', 90, clipping, 'what clipping costs'),
     ('deterministic', 180, deterministic,
      'what deterministic attention costs, and whether stages are equal'),
+    ('shard_alone', 120, shard_alone,
+     'stage 3 as of many ranks, on one card, beside plain libtorch'),
     ('peaks', 120, peaks, 'memory beside what the ledger says'),
 )
