@@ -109,8 +109,31 @@ class TestDeviceKernels final : public DeviceKernels {
 
   void Step(Formula formula, absl::Span<const StepPart> parts,
             const at::Tensor& scalars) const override {
+    if (parts.empty()) return;
     CheckApart(formula, parts);
-    for (const StepPart& part : parts) StepOne(formula, part, scalars);
+    std::vector<Region> regions;
+    for (const StepPart& part : parts) AddRegions(formula, part, &regions);
+    const double* values = nullptr;
+    if (scalars.defined()) {
+      regions.push_back(Reads(scalars));
+      values = scalars.const_data_ptr<double>();
+    }
+    testdevice::Launch(
+        CurrentStream(
+            at::globalContext().getDeviceFromPtr(parts[0].range.master, kType)),
+        "optimizer step", regions,
+        [formula, values,
+         all = std::vector<StepPart>(parts.begin(), parts.end())] {
+          for (const StepPart& part : all) {
+            StepCoefficients c = part.coefficients;
+            if (values != nullptr) {
+              const double* const found = OnHost(values);
+              if (found[kSkip] != 0) return;
+              c.gradient_factor = found[kFactor];
+            }
+            StepElements(formula, RangeOnHost(part.range), c);
+          }
+        });
   }
 
  private:
@@ -126,49 +149,32 @@ class TestDeviceKernels final : public DeviceKernels {
       end = begin + BytesOf(r.state_type, r.in_block + r.numel);
     }
   }
-  static void StepOne(Formula formula, const StepPart& part,
-                      const at::Tensor& scalars) {
+  // Adds what a part reads and writes.
+  static void AddRegions(Formula formula, const StepPart& part,
+                         std::vector<Region>* regions) {
     const StepRange& range = part.range;
     const auto bytes = [&](NumberType type) {
       return BytesOf(type, range.numel);
     };
-    std::vector<Region> regions = {
-        Reads(range.gradient, bytes(range.gradient_type))};
+    regions->push_back(Reads(range.gradient, bytes(range.gradient_type)));
     if (range.new_master == nullptr) {
-      regions.push_back(Writes(range.master, bytes(range.master_type)));
+      regions->push_back(Writes(range.master, bytes(range.master_type)));
     } else {
-      regions.push_back(Reads(range.master, bytes(range.master_type)));
-      regions.push_back(Writes(range.new_master, bytes(range.master_type)));
+      regions->push_back(Reads(range.master, bytes(range.master_type)));
+      regions->push_back(Writes(range.new_master, bytes(range.master_type)));
     }
     for (int s = 0; s < StatesOf(formula).count; ++s) {
-      regions.push_back(
+      regions->push_back(
           Writes(range.states[s],
                  BytesOf(range.state_type, range.in_block + range.numel)));
     }
     if (range.average != nullptr) {
-      regions.push_back(
+      regions->push_back(
           Writes(range.average, bytes(AverageType(range.master_type))));
     }
     if (range.working_type != NumberType::kNone) {
-      regions.push_back(Writes(range.working, bytes(range.working_type)));
+      regions->push_back(Writes(range.working, bytes(range.working_type)));
     }
-    const double* values = nullptr;
-    if (scalars.defined()) {
-      regions.push_back(Reads(scalars));
-      values = scalars.const_data_ptr<double>();
-    }
-    testdevice::Launch(
-        CurrentStream(
-            at::globalContext().getDeviceFromPtr(range.master, kType)),
-        "optimizer step", regions,
-        [formula, range, c = part.coefficients, values]() mutable {
-          if (values != nullptr) {
-            const double* const found = OnHost(values);
-            if (found[kSkip] != 0) return;
-            c.gradient_factor = found[kFactor];
-          }
-          StepElements(formula, RangeOnHost(range), c);
-        });
   }
 };
 
