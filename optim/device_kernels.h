@@ -25,6 +25,12 @@
 
 namespace tessera {
 
+// Neighbours of one parameter, as NormSum::Add takes them.
+struct NormPart {
+  at::Tensor segment;
+  int64_t first = 0;
+};
+
 class DeviceKernels {
  public:
   virtual ~DeviceKernels() = default;
@@ -32,10 +38,10 @@ class DeviceKernels {
   // Whether AddToNorm for this dtype and FinishNorm have the CPU's bits for
   // this p.
   virtual bool HasNorm(double p, at::ScalarType dtype) const = 0;
-  // Adds a segment to `sum`, as NormSum::Add. `sum`: int64 [kNormWords], on the
-  // segment's device. ASYNC: on its current stream, as all below. REQUIRES:
-  // HasNorm.
-  virtual void AddToNorm(const at::Tensor& segment, int64_t first, double p,
+  // Adds the parts to `sum`, in few launches. `sum`: int64 [kNormWords], on
+  // the parts' device. ASYNC: on its current stream, as all below. REQUIRES:
+  // HasNorm of all dtypes.
+  virtual void AddToNorm(absl::Span<const NormPart> parts, double p,
                          const at::Tensor& sum) const = 0;
   // `all`: int64 [ranks * kNormWords], ranks a multiple of the group's size;
   // `scalars`: float64 [kStepScalars]. ASYNC.

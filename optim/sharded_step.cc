@@ -80,15 +80,21 @@ absl::StatusOr<at::Tensor> ScalarsOnDevice(const DeviceKernels& kernels,
     TorchScope scope;
     const auto words = at::TensorOptions(at::kLong).device(device);
     mine = at::zeros({kNormWords}, words);
+    std::vector<NormPart> parts;
     for (size_t u = 0; u < flats.size(); ++u) {
       const FlatGradient& gradient = gradients.of(u);
       if (!gradient.has_step_gradient()) continue;
       TESSERA_ASSIGN_OR_RETURN(const Raised raised, gradient.Raise());
       VisitShard(*flats[u], gradient,
                  [&](const auto&, const at::Tensor& segment, int64_t first) {
-                   kernels.AddToNorm(segment, first, finish.p, mine);
+                   parts.push_back({segment, first});
                  });
+      // What is raised is there for this unit alone.
+      if (gradient.elsewhere() == nullptr) continue;
+      kernels.AddToNorm(parts, finish.p, mine);
+      parts.clear();
     }
+    kernels.AddToNorm(parts, finish.p, mine);
     all = at::empty({comm->world_size() * kNormWords}, words);
     return absl::OkStatus();
   }));

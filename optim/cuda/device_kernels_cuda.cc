@@ -5,13 +5,12 @@
 #include <cstdint>
 
 #include "ATen/Context.h"
-#include "ATen/Dispatch.h"
 #include "ATen/core/Tensor.h"
-#include "ATen/ops/view_as_real.h"
 #include "c10/cuda/CUDAException.h"
 #include "c10/cuda/CUDAGuard.h"
 #include "c10/cuda/CUDAStream.h"
 #include "optim/cuda/kernels.h"
+#include "optim/cuda/norm_batches.h"
 #include "optim/device_kernels.h"
 
 namespace tessera {
@@ -38,21 +37,15 @@ class CudaKernels final : public DeviceKernels {
     return HasNormPower(p) && (!at::isComplexType(dtype) || p == 2);
   }
 
-  void AddToNorm(const at::Tensor& segment, int64_t first, double p,
+  void AddToNorm(absl::Span<const NormPart> parts, double p,
                  const at::Tensor& sum) const override {
-    if (segment.is_complex()) {
-      return AddToNorm(at::view_as_real(segment).flatten(), 2 * first, p, sum);
-    }
-    const OnDevice on(segment.device());
-    AT_DISPATCH_FLOATING_TYPES_AND2(
-        at::kHalf, at::kBFloat16, segment.scalar_type(), "AddToNorm", [&] {
-          Check(AddToNormCuda(
-              NormSegment<scalar_t>(segment.const_data_ptr<scalar_t>(),
-                                    segment.numel(), first),
-              NormPowerOf(p),
-              reinterpret_cast<uint64_t*>(sum.mutable_data_ptr<int64_t>()),
-              on.stream()));
-        });
+    const OnDevice on(sum.device());
+    auto* const words =
+        reinterpret_cast<uint64_t*>(sum.mutable_data_ptr<int64_t>());
+    VisitNormBatches(parts, [&](const auto& batch) {
+      Check(AddToNormCuda(batch, NormPowerOf(p), words, on.stream()));
+    });
+    Check(CarryNormCuda(words, on.stream()));
   }
 
   void FinishNorm(const at::Tensor& all, const NormFinish& finish,

@@ -123,7 +123,7 @@ TEST_F(OptimKernelsGpu, NormIsTheCpus) {
         for (const int64_t first : {0, 5}) {
           const at::Tensor x = torch::randn({numel}).to(dtype);
           expected.Add(x, first);
-          kernels_->AddToNorm(x.to(at::kCUDA), first, p, sum);
+          kernels_->AddToNorm({{x.to(at::kCUDA), first}}, p, sum);
         }
       }
       kernels_->FinishNorm(sum, {.p = p}, scalars);
@@ -145,7 +145,7 @@ TEST_F(OptimKernelsGpu, AllMagnitudesAreTheCpus) {
         expected.Add(x, 0);
         const at::Tensor sum = OnGpu(kNormWords, at::kLong);
         const at::Tensor scalars = OnGpu(kStepScalars, at::kDouble);
-        kernels_->AddToNorm(x.to(at::kCUDA), 0, p, sum);
+        kernels_->AddToNorm({{x.to(at::kCUDA), 0}}, p, sum);
         kernels_->FinishNorm(sum, {.p = p}, scalars);
         ASSERT_TRUE(SameBits(scalars, Expected(expected)))
             << dtype << ", p " << p << ": " << scalars.cpu();
@@ -163,7 +163,7 @@ TEST_F(OptimKernelsGpu, ScalarsAreTheCpus) {
     expected.Add(x, 0);
     for (int64_t group = 0; group < 3; ++group) {
       kernels_->AddToNorm(
-          x.to(at::kCUDA), 0, 2,
+          {{x.to(at::kCUDA), 0}}, 2,
           all.narrow(0, (group * kGroup + rank) * kNormWords, kNormWords));
     }
   }
@@ -178,10 +178,10 @@ TEST_F(OptimKernelsGpu, ScalarsAreTheCpus) {
         << max_norm << ": " << scalars.cpu();
   }
   const at::Tensor one = torch::ones({1}).to(at::kCUDA);
-  kernels_->AddToNorm(one, 0, 2, all.narrow(0, 7 * kNormWords, kNormWords));
+  kernels_->AddToNorm({{one, 0}}, 2, all.narrow(0, 7 * kNormWords, kNormWords));
   kernels_->FinishNorm(all, {.group_size = kGroup}, scalars);
   EXPECT_EQ(scalars[kReplicasDiffer].item<double>(), 7);
-  kernels_->AddToNorm(one / 0, 0, 2, all.narrow(0, 0, kNormWords));
+  kernels_->AddToNorm({{one / 0, 0}}, 2, all.narrow(0, 0, kNormWords));
   kernels_->FinishNorm(all, {.group_size = kGroup, .skip_on_overflow = true},
                        scalars);
   EXPECT_EQ(scalars[kSkip].item<double>(), 1);

@@ -15,16 +15,19 @@
 
 namespace tessera {
 
-// `sum`: [kNormWords], digits below 2^32 before and after. REQUIRES: fewer than
-// 2^32 blocks (a terabyte of float32).
-int AddToNormCuda(const NormSegment<float>& segment, NormPower power,
+// `sum`: [kNormWords]. REQUIRES: between two calls of CarryNormCuda fewer than
+// 2^32 blocks are added (a terabyte of float32).
+int AddToNormCuda(const NormBatch<float>& batch, NormPower power, uint64_t* sum,
+                  void* stream);
+int AddToNormCuda(const NormBatch<double>& batch, NormPower power,
                   uint64_t* sum, void* stream);
-int AddToNormCuda(const NormSegment<double>& segment, NormPower power,
+int AddToNormCuda(const NormBatch<c10::BFloat16>& batch, NormPower power,
                   uint64_t* sum, void* stream);
-int AddToNormCuda(const NormSegment<c10::BFloat16>& segment, NormPower power,
+int AddToNormCuda(const NormBatch<c10::Half>& batch, NormPower power,
                   uint64_t* sum, void* stream);
-int AddToNormCuda(const NormSegment<c10::Half>& segment, NormPower power,
-                  uint64_t* sum, void* stream);
+
+// Carries the digits: each is below 2^32 afterwards.
+int CarryNormCuda(uint64_t* sum, void* stream);
 
 // `all`: [ranks * kNormWords]; `scalars`: [kStepScalars].
 int FinishNormCuda(const uint64_t* all, int64_t ranks, const NormFinish& finish,

@@ -56,7 +56,7 @@ __device__ void AddBlock(double block, DigitWindow* window, uint64_t* extreme,
 
 template <NormPower kPower, typename T>
 __global__ void __launch_bounds__(kThreads)
-    AddKernel(NormSegment<T> segment, uint64_t* sum) {
+    AddKernel(const __grid_constant__ NormBatch<T> batch, uint64_t* sum) {
   __shared__ uint64_t words[kNormWords];
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kNormWords) words[thread] = 0;
@@ -68,8 +68,11 @@ __global__ void __launch_bounds__(kThreads)
   uint64_t extreme = 0;
   int64_t block =
       static_cast<int64_t>(blockIdx.x) * kGroups + thread / kNormLanes;
-  for (; block < segment.blocks; block += step) {
-    double x = LaneSum<kPower>(segment, block, lane);
+  int at = 0;
+  for (; block < batch.blocks(); block += step) {
+    at = batch.SegmentOf(block, at);
+    double x = LaneSum<kPower>(batch.segments[at],
+                               block - batch.first_block[at], lane);
     for (int distance = 1; distance < kNormLanes; distance *= 2) {
       x = Join<kPower>(x, __shfl_xor_sync(lanes, x, distance));
     }
@@ -120,52 +123,54 @@ __global__ void FinishKernel(const uint64_t* all, int64_t ranks,
 }
 
 template <NormPower kPower, typename T>
-void LaunchAdd(const NormSegment<T>& segment, uint64_t* sum,
-               cudaStream_t stream) {
+void LaunchAdd(const NormBatch<T>& batch, uint64_t* sum, cudaStream_t stream) {
   const int64_t grid =
-      std::min((segment.blocks + kGroups - 1) / kGroups, kMaxGrid);
-  AddKernel<kPower>
-      <<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(segment, sum);
+      std::min((batch.blocks() + kGroups - 1) / kGroups, kMaxGrid);
+  AddKernel<kPower, T>
+      <<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(batch, sum);
 }
 
 template <typename T>
-int Add(const NormSegment<T>& segment, NormPower power, uint64_t* sum,
+int Add(const NormBatch<T>& batch, NormPower power, uint64_t* sum,
         void* stream) {
-  if (segment.numel == 0) return cudaSuccess;
+  if (batch.blocks() == 0) return cudaSuccess;
   const auto on = static_cast<cudaStream_t>(stream);
   switch (power) {
     case NormPower::kOne:
-      LaunchAdd<NormPower::kOne>(segment, sum, on);
+      LaunchAdd<NormPower::kOne>(batch, sum, on);
       break;
     case NormPower::kTwo:
-      LaunchAdd<NormPower::kTwo>(segment, sum, on);
+      LaunchAdd<NormPower::kTwo>(batch, sum, on);
       break;
-    case NormPower::kInfinity:  // no digits
-      LaunchAdd<NormPower::kInfinity>(segment, sum, on);
-      return cudaGetLastError();
+    case NormPower::kInfinity:
+      LaunchAdd<NormPower::kInfinity>(batch, sum, on);
+      break;
   }
-  if (const cudaError_t error = cudaGetLastError()) return error;
-  CarryKernel<<<1, kDigitThreads, 0, on>>>(sum);
   return cudaGetLastError();
 }
 
 }  // namespace
 
-int AddToNormCuda(const NormSegment<float>& segment, NormPower power,
-                  uint64_t* sum, void* stream) {
-  return Add(segment, power, sum, stream);
+int AddToNormCuda(const NormBatch<float>& batch, NormPower power, uint64_t* sum,
+                  void* stream) {
+  return Add(batch, power, sum, stream);
 }
-int AddToNormCuda(const NormSegment<double>& segment, NormPower power,
+int AddToNormCuda(const NormBatch<double>& batch, NormPower power,
                   uint64_t* sum, void* stream) {
-  return Add(segment, power, sum, stream);
+  return Add(batch, power, sum, stream);
 }
-int AddToNormCuda(const NormSegment<c10::BFloat16>& segment, NormPower power,
+int AddToNormCuda(const NormBatch<c10::BFloat16>& batch, NormPower power,
                   uint64_t* sum, void* stream) {
-  return Add(segment, power, sum, stream);
+  return Add(batch, power, sum, stream);
 }
-int AddToNormCuda(const NormSegment<c10::Half>& segment, NormPower power,
+int AddToNormCuda(const NormBatch<c10::Half>& batch, NormPower power,
                   uint64_t* sum, void* stream) {
-  return Add(segment, power, sum, stream);
+  return Add(batch, power, sum, stream);
+}
+
+int CarryNormCuda(uint64_t* sum, void* stream) {
+  CarryKernel<<<1, kDigitThreads, 0, static_cast<cudaStream_t>(stream)>>>(sum);
+  return cudaGetLastError();
 }
 
 int FinishNormCuda(const uint64_t* all, int64_t ranks, const NormFinish& finish,

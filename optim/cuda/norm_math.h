@@ -40,16 +40,42 @@ inline constexpr int kNormBlockNumel = kNormLanes * kNormTurns;
 // Elements of one parameter: T is float, double, c10::Half or c10::BFloat16.
 template <typename T>
 struct NormSegment {
+  NormSegment() = default;
   NormSegment(const T* x, int64_t numel, int64_t first)
       : x(x),
         numel(numel),
         head(first % kNormBlockNumel),
         blocks((head + numel + kNormBlockNumel - 1) / kNormBlockNumel) {}
-  const T* x;
-  int64_t numel;
-  int64_t head;    // of the first block's elements, that many are not here
-  int64_t blocks;  // that it touches
+  const T* x = nullptr;
+  int64_t numel = 0;
+  int64_t head = 0;    // of the first block's elements, that many are not here
+  int64_t blocks = 0;  // that it touches
 };
+
+// Segments that are added by one launch. Their blocks are numbered through, in
+// the order of the segments.
+template <typename T>
+struct NormBatch {
+  // A launch takes at most 4 KiB of arguments.
+  static constexpr int kMaxSegments = 96;
+  // REQUIRES: !full().
+  void Add(const NormSegment<T>& segment) {
+    segments[count] = segment;
+    first_block[count + 1] = first_block[count] + segment.blocks;
+    ++count;
+  }
+  bool full() const { return count == kMaxSegments; }
+  TESSERA_HOST_DEVICE int64_t blocks() const { return first_block[count]; }
+  // Returns the segment that has `block`, which is `from` or a later one.
+  TESSERA_HOST_DEVICE int SegmentOf(int64_t block, int from) const {
+    while (block >= first_block[from + 1]) ++from;
+    return from;
+  }
+  int count = 0;
+  NormSegment<T> segments[kMaxSegments];
+  int64_t first_block[kMaxSegments + 1] = {};
+};
+static_assert(sizeof(NormBatch<float>) + sizeof(void*) <= 4096, "");
 
 template <NormPower kPower>
 TESSERA_HOST_DEVICE inline double PowerOf(double x) {
@@ -249,19 +275,24 @@ TESSERA_HOST_DEVICE inline void WriteScalars(const uint64_t* words,
 
 // ---- the same on a CPU
 
-// Adds a segment to the sum that `words` are.
+// Adds the blocks `begin`, `begin` + `step`, ... to the sum that `words` are,
+// as one group of threads does.
 template <NormPower kPower, typename T>
-void AddToNormOnHost(const NormSegment<T>& segment, uint64_t* words) {
+void AddToNormOnHost(const NormBatch<T>& batch, int64_t begin, int64_t step,
+                     uint64_t* words) {
   DigitWindow window;
   const auto flush = [&] {
     for (int i = 0; i < DigitWindow::kDigits; ++i) {
       words[window.low + i] += window.digits[i];
     }
   };
-  for (int64_t block = 0; block < segment.blocks; ++block) {
+  int at = 0;
+  for (int64_t block = begin; block < batch.blocks(); block += step) {
+    at = batch.SegmentOf(block, at);
     double lanes[kNormLanes];
     for (int lane = 0; lane < kNormLanes; ++lane) {
-      lanes[lane] = LaneSum<kPower>(segment, block, lane);
+      lanes[lane] = LaneSum<kPower>(batch.segments[at],
+                                    block - batch.first_block[at], lane);
     }
     const double sum = JoinLanesOnHost<kPower>(lanes);
     if (IsExtreme<kPower>(sum)) {

@@ -29,16 +29,26 @@ constexpr double kPs[] = {1, 2, kInfinity};
 using Words = std::array<uint64_t, kNormWords>;
 
 template <typename T>
-void AddAs(const at::Tensor& segment, int64_t first, double p, Words* words) {
-  const NormSegment<T> s(segment.const_data_ptr<T>(), segment.numel(), first);
+void AddBatch(const NormBatch<T>& batch, int64_t begin, int64_t step, double p,
+              Words* words) {
   switch (NormPowerOf(p)) {
     case NormPower::kOne:
-      return AddToNormOnHost<NormPower::kOne>(s, words->data());
+      return AddToNormOnHost<NormPower::kOne>(batch, begin, step,
+                                              words->data());
     case NormPower::kTwo:
-      return AddToNormOnHost<NormPower::kTwo>(s, words->data());
+      return AddToNormOnHost<NormPower::kTwo>(batch, begin, step,
+                                              words->data());
     case NormPower::kInfinity:
-      return AddToNormOnHost<NormPower::kInfinity>(s, words->data());
+      return AddToNormOnHost<NormPower::kInfinity>(batch, begin, step,
+                                                   words->data());
   }
+}
+
+template <typename T>
+void AddAs(const at::Tensor& segment, int64_t first, double p, Words* words) {
+  NormBatch<T> batch;
+  batch.Add({segment.const_data_ptr<T>(), segment.numel(), first});
+  AddBatch(batch, 0, 1, p, words);
 }
 
 void Add(const at::Tensor& segment, int64_t first, double p, Words* words) {
@@ -136,6 +146,34 @@ TEST(NormMathTest, CutsDoNotMatter) {
         begin = end;
       }
       ASSERT_EQ(TextOf(words, p), TextOf(sum)) << p;
+    }
+  }
+}
+
+// Each group of threads takes every so manieth block of all segments.
+TEST(NormMathTest, ABatchIsItsSegments) {
+  torch::manual_seed(3);
+  constexpr int64_t kNumels[] = {1, 64, 3, 5000, 63, 65, 129};
+  for (const int segments : {1, 7, NormBatch<float>::kMaxSegments}) {
+    for (const double p : kPs) {
+      NormBatch<float> batch;
+      NormSum sum(p);
+      std::vector<at::Tensor> kept;
+      for (int i = 0; i < segments; ++i) {
+        kept.push_back(Make(Values::kNormal, kNumels[i % 7], at::kFloat));
+        const int64_t first = 29 * i;
+        sum.Add(kept.back(), first);
+        batch.Add(
+            {kept.back().const_data_ptr<float>(), kept.back().numel(), first});
+      }
+      EXPECT_EQ(batch.full(), segments == NormBatch<float>::kMaxSegments);
+      for (const int64_t groups : {1, 2, 33, 10000}) {
+        Words words = {};
+        for (int64_t group = 0; group < groups; ++group) {
+          AddBatch(batch, group, groups, p, &words);
+        }
+        ASSERT_EQ(TextOf(words, p), TextOf(sum)) << segments << " " << groups;
+      }
     }
   }
 }

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ATen/ops/_foreach_zero.h"
 #include "base/check.h"
 #include "base/status.h"
 #include "base/stream/stream_uses.h"
@@ -99,7 +100,11 @@ absl::Status FlatGradient::EnsureLocal(at::ScalarType dtype) {
       FlatBuffer::Allocate(flat_->layout().whole_numel(), dtype,
                            flat_->device(), MemoryKind::kGradients,
                            Fill::kNone));
-  for (Range gap : gaps_) fresh.View(gap).zero_();
+  if (!gaps_.empty()) {
+    std::vector<at::Tensor> gaps;
+    for (Range gap : gaps_) gaps.push_back(fresh.View(gap));
+    at::_foreach_zero_(gaps);
+  }
   if (holds) fresh.View().copy_(local_.View());
   local_ = std::move(fresh);
   return absl::OkStatus();

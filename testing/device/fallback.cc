@@ -340,7 +340,9 @@ bool TakesCpuKernel(const c10::OperatorHandle& op) {
       !op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd)) {
     return false;
   }
+  // Devices have kernels for lists of tensors, which count as one.
   return op.hasKernelForDispatchKey(DispatchKey::CPU) ||
+         name == "aten::_foreach_copy_" || name == "aten::_foreach_zero_" ||
          name == "aten::convolution" || name == "aten::convolution_backward";
 }
 

@@ -125,6 +125,7 @@ void Runtime::Launch(c10::Stream stream, const std::string& what,
                      const OrderChecker::Describe& describe,
                      std::function<void()> work) {
   checker_.Launch(NumberOf(stream), what, accesses, describe);
+  CountLaunch(what);
   if (const auto worker = WorkerOf(stream)) {
     worker->Push(std::move(work));
   } else {
@@ -304,6 +305,16 @@ std::vector<HostWaited> Runtime::host_waits() const {
     all.push_back({key.first, key.second, times});
   }
   return all;
+}
+
+void Runtime::CountLaunch(const std::string& what) {
+  absl::MutexLock lock(&mutex_);
+  ++launches_[what];
+}
+
+std::map<std::string, int64_t> Runtime::launch_counts() const {
+  absl::MutexLock lock(&mutex_);
+  return launches_;
 }
 
 void Runtime::ResetHostWaits() {

@@ -86,11 +86,13 @@ class Runtime {
 
   std::vector<HostWaited> host_waits() const;
   void ResetHostWaits();
+  std::map<std::string, int64_t> launch_counts() const;
 
  private:
   explicit Runtime(int devices);
   std::shared_ptr<Worker> WorkerOf(c10::Stream stream);
   void Count(const std::string& what);
+  void CountLaunch(const std::string& what);
   void Poison(c10::Stream stream, uintptr_t begin, int64_t bytes);
   c10::Stream StreamNumbered(int number) const;
   // Returns freed blocks to the arena once their streams are done with them.
@@ -114,6 +116,7 @@ class Runtime {
   // The keys are what was waited for, and the thread.
   std::map<std::pair<std::string, std::string>, int64_t> host_waits_
       ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, int64_t> launches_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace testdevice

@@ -71,6 +71,12 @@ int64_t CountHostWaits() {
   return times;
 }
 
+std::map<std::string, int64_t> LaunchCounts() {
+  return Runtime::Get().launch_counts();
+}
+
+int64_t CountLaunches(const std::string& what) { return LaunchCounts()[what]; }
+
 void ResetHostWaits() { Runtime::Get().ResetHostWaits(); }
 
 void SetMemoryLimit(int device, int64_t bytes) {

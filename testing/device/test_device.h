@@ -29,6 +29,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -97,6 +98,12 @@ struct HostWaited {
 std::vector<HostWaited> HostWaits();
 int64_t CountHostWaits();
 void ResetHostWaits();
+
+// How many tasks streams were given since the process began: by the operators
+// of torch ("aten::add.Tensor"), and by Launch.
+std::map<std::string, int64_t> LaunchCounts();
+// Returns those of `what`.
+int64_t CountLaunches(const std::string& what);
 
 // Refuses memory beyond `bytes` with c10::OutOfMemoryError.
 void SetMemoryLimit(int device, int64_t bytes);

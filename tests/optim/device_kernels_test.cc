@@ -104,7 +104,7 @@ TEST_P(DeviceKernelsTest, NormHasTheCpusBits) {
         for (const int64_t numel : {0, 1, 3000}) {
           const at::Tensor x = torch::randn({numel}).to(dtype);
           expected.Add(x, 29);
-          Kernels().AddToNorm(x.to(device), 29, p, sum);
+          Kernels().AddToNorm({{x.to(device), 29}}, p, sum);
         }
       }
     }
@@ -123,13 +123,34 @@ TEST_P(DeviceKernelsTest, NormHasTheCpusBits) {
   ExpectNoFaults();
 }
 
+// A launch for each dtype and 96 parts.
+TEST_P(DeviceKernelsTest, TakeManyPartsOfANormAtOnce) {
+  const c10::Device device = TestDevice(0);
+  NormSum expected(2);
+  std::vector<NormPart> parts;
+  for (int64_t i = 0; i < 300; ++i) {
+    const at::Tensor x =
+        torch::randn({i}).to(i % 3 == 0 ? at::kBFloat16 : at::kFloat);
+    expected.Add(x, i);
+    parts.push_back({x.to(device), i});
+  }
+  const at::Tensor sum = Sums(1, device), scalars = Scalars(device);
+  const int64_t before = testdevice::CountLaunches("AddToNorm");
+  Kernels().AddToNorm(parts, 2, sum);
+  EXPECT_EQ(testdevice::CountLaunches("AddToNorm") - before, 3 + 2);
+  Kernels().FinishNorm(sum, {}, scalars);
+  EXPECT_EQ(scalars[kGradNorm].item<double>(), expected.Norm());
+  ExpectNoFaults();
+}
+
 TEST_P(DeviceKernelsTest, SkipsOverflowsAndFindsOtherReplicas) {
   const c10::Device device = TestDevice(0);
   const at::Tensor all = Sums(4, device);
   const at::Tensor x = torch::ones({10}, device);
   x[3] = kInfinity;
   for (const int64_t rank : {0, 2}) {
-    Kernels().AddToNorm(x, 0, 2, all.narrow(0, rank * kNormWords, kNormWords));
+    Kernels().AddToNorm({{x, 0}}, 2,
+                        all.narrow(0, rank * kNormWords, kNormWords));
   }
   const at::Tensor scalars = Scalars(device);
   Kernels().FinishNorm(all, {.group_size = 2, .skip_on_overflow = true},
@@ -137,7 +158,7 @@ TEST_P(DeviceKernelsTest, SkipsOverflowsAndFindsOtherReplicas) {
   EXPECT_EQ(scalars[kSkip].item<double>(), 1);
   EXPECT_EQ(scalars[kGradNorm].item<double>(), kInfinity);
   EXPECT_EQ(scalars[kReplicasDiffer].item<double>(), 0);
-  Kernels().AddToNorm(torch::ones({1}, device), 0, 2,
+  Kernels().AddToNorm({{torch::ones({1}, device), 0}}, 2,
                       all.narrow(0, 3 * kNormWords, kNormWords));
   Kernels().FinishNorm(all, {.group_size = 2}, scalars);
   EXPECT_EQ(scalars[kSkip].item<double>(), 0);
@@ -265,7 +286,7 @@ TEST_P(DeviceKernelsTest, DeclareWhatTheyReadAndWrite) {
   const c10::Device device = TestDevice(0);
   const at::Tensor x = torch::ones({100}, device);
   const at::Tensor sum = Sums(1, device), scalars = Scalars(device).zero_();
-  ExpectDeclared({sum}, {x}, [&] { Kernels().AddToNorm(x, 0, 2, sum); });
+  ExpectDeclared({sum}, {x}, [&] { Kernels().AddToNorm({{x, 0}}, 2, sum); });
   ExpectDeclared({scalars}, {sum},
                  [&] { Kernels().FinishNorm(sum, {}, scalars); });
   for (const StepTypes& types : MemoryTypes()) {

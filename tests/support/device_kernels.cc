@@ -6,10 +6,9 @@
 #include <vector>
 
 #include "ATen/Context.h"
-#include "ATen/Dispatch.h"
-#include "ATen/ops/view_as_real.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "optim/algorithms/coefficients.h"
+#include "optim/cuda/norm_batches.h"
 #include "optim/cuda/norm_math.h"
 #include "optim/device_kernels.h"
 #include "testing/device/test_device.h"
@@ -40,17 +39,30 @@ uint64_t* WordsOf(const at::Tensor& t) {
 }
 
 template <typename T>
-void AddToWords(const T* x, int64_t numel, int64_t first, double p,
-                uint64_t* words) {
-  const NormSegment<T> segment(x, numel, first);
+void AddToWords(NormBatch<T> batch, double p, uint64_t* words) {
+  for (int i = 0; i < batch.count; ++i) {
+    batch.segments[i].x = OnHost(batch.segments[i].x);
+  }
   switch (NormPowerOf(p)) {
     case NormPower::kOne:
-      return AddToNormOnHost<NormPower::kOne>(segment, words);
+      return AddToNormOnHost<NormPower::kOne>(batch, 0, 1, words);
     case NormPower::kTwo:
-      return AddToNormOnHost<NormPower::kTwo>(segment, words);
+      return AddToNormOnHost<NormPower::kTwo>(batch, 0, 1, words);
     case NormPower::kInfinity:
-      return AddToNormOnHost<NormPower::kInfinity>(segment, words);
+      return AddToNormOnHost<NormPower::kInfinity>(batch, 0, 1, words);
   }
+}
+
+template <typename T>
+std::vector<Region> RegionsOf(const NormBatch<T>& batch,
+                              const at::Tensor& sum) {
+  std::vector<Region> regions = {Writes(sum)};
+  for (int i = 0; i < batch.count; ++i) {
+    const NormSegment<T>& segment = batch.segments[i];
+    regions.push_back(
+        Reads(segment.x, segment.numel * static_cast<int64_t>(sizeof(T))));
+  }
+  return regions;
 }
 
 // Returns the range at the address where the host finds the memory.
@@ -72,23 +84,14 @@ class TestDeviceKernels final : public DeviceKernels {
     return HasNormPower(p) && (!at::isComplexType(dtype) || p == 2);
   }
 
-  void AddToNorm(const at::Tensor& segment, int64_t first, double p,
+  void AddToNorm(absl::Span<const NormPart> parts, double p,
                  const at::Tensor& sum) const override {
-    if (segment.is_complex()) {
-      return AddToNorm(at::view_as_real(segment).flatten(), 2 * first, p, sum);
-    }
-    const int64_t numel = segment.numel();
-    if (numel == 0) return;
-    AT_DISPATCH_FLOATING_TYPES_AND2(
-        at::kHalf, at::kBFloat16, segment.scalar_type(), "AddToNorm", [&] {
-          const auto* const x = segment.const_data_ptr<scalar_t>();
-          uint64_t* const words = WordsOf(sum);
-          testdevice::Launch(
-              CurrentStream(segment.device()), "AddToNorm",
-              {Reads(segment), Writes(sum)}, [x, numel, first, p, words] {
-                AddToWords(OnHost(x), numel, first, p, OnHost(words));
-              });
-        });
+    uint64_t* const words = WordsOf(sum);
+    VisitNormBatches(parts, [&](const auto& batch) {
+      testdevice::Launch(
+          CurrentStream(sum.device()), "AddToNorm", RegionsOf(batch, sum),
+          [batch, p, words] { AddToWords(batch, p, OnHost(words)); });
+    });
   }
 
   void FinishNorm(const at::Tensor& all, const NormFinish& finish,
@@ -106,8 +109,31 @@ class TestDeviceKernels final : public DeviceKernels {
 
   void Step(Formula formula, absl::Span<const StepPart> parts,
             const at::Tensor& scalars) const override {
+    if (parts.empty()) return;
     CheckApart(formula, parts);
-    for (const StepPart& part : parts) StepOne(formula, part, scalars);
+    std::vector<Region> regions;
+    for (const StepPart& part : parts) AddRegions(formula, part, &regions);
+    const double* values = nullptr;
+    if (scalars.defined()) {
+      regions.push_back(Reads(scalars));
+      values = scalars.const_data_ptr<double>();
+    }
+    testdevice::Launch(
+        CurrentStream(
+            at::globalContext().getDeviceFromPtr(parts[0].range.master, kType)),
+        "optimizer step", regions,
+        [formula, values,
+         all = std::vector<StepPart>(parts.begin(), parts.end())] {
+          for (const StepPart& part : all) {
+            StepCoefficients c = part.coefficients;
+            if (values != nullptr) {
+              const double* const found = OnHost(values);
+              if (found[kSkip] != 0) return;
+              c.gradient_factor = found[kFactor];
+            }
+            StepElements(formula, RangeOnHost(part.range), c);
+          }
+        });
   }
 
  private:
@@ -123,49 +149,32 @@ class TestDeviceKernels final : public DeviceKernels {
       end = begin + BytesOf(r.state_type, r.in_block + r.numel);
     }
   }
-  static void StepOne(Formula formula, const StepPart& part,
-                      const at::Tensor& scalars) {
+  // Adds what a part reads and writes.
+  static void AddRegions(Formula formula, const StepPart& part,
+                         std::vector<Region>* regions) {
     const StepRange& range = part.range;
     const auto bytes = [&](NumberType type) {
       return BytesOf(type, range.numel);
     };
-    std::vector<Region> regions = {
-        Reads(range.gradient, bytes(range.gradient_type))};
+    regions->push_back(Reads(range.gradient, bytes(range.gradient_type)));
     if (range.new_master == nullptr) {
-      regions.push_back(Writes(range.master, bytes(range.master_type)));
+      regions->push_back(Writes(range.master, bytes(range.master_type)));
     } else {
-      regions.push_back(Reads(range.master, bytes(range.master_type)));
-      regions.push_back(Writes(range.new_master, bytes(range.master_type)));
+      regions->push_back(Reads(range.master, bytes(range.master_type)));
+      regions->push_back(Writes(range.new_master, bytes(range.master_type)));
     }
     for (int s = 0; s < StatesOf(formula).count; ++s) {
-      regions.push_back(
+      regions->push_back(
           Writes(range.states[s],
                  BytesOf(range.state_type, range.in_block + range.numel)));
     }
     if (range.average != nullptr) {
-      regions.push_back(
+      regions->push_back(
           Writes(range.average, bytes(AverageType(range.master_type))));
     }
     if (range.working_type != NumberType::kNone) {
-      regions.push_back(Writes(range.working, bytes(range.working_type)));
+      regions->push_back(Writes(range.working, bytes(range.working_type)));
     }
-    const double* values = nullptr;
-    if (scalars.defined()) {
-      regions.push_back(Reads(scalars));
-      values = scalars.const_data_ptr<double>();
-    }
-    testdevice::Launch(
-        CurrentStream(
-            at::globalContext().getDeviceFromPtr(range.master, kType)),
-        "optimizer step", regions,
-        [formula, range, c = part.coefficients, values]() mutable {
-          if (values != nullptr) {
-            const double* const found = OnHost(values);
-            if (found[kSkip] != 0) return;
-            c.gradient_factor = found[kFactor];
-          }
-          StepElements(formula, RangeOnHost(range), c);
-        });
   }
 };
 

@@ -1,0 +1,133 @@
+// How many tasks an engine gives to a device in a step beyond those of the
+// forward and backward themselves, on a device without hardware. On a GPU each
+// is a launch: some 5 us of the host, which hold up a device that is faster.
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/status_matchers.h"
+#include "comm/world/world.h"
+#include "engine/engine.h"
+#include "gtest/gtest.h"
+#include "testing/device/test_device.h"
+#include "tests/equivalence/device_run.h"
+#include "tests/support/at_start.h"
+#include "tests/support/rank_pool.h"
+
+namespace tessera {
+namespace {
+
+// The device is registered before the first backward of a process.
+[[maybe_unused]] const bool kRegistered =
+    RunAtStart([] { testdevice::Register({}); });
+
+constexpr int kLayers = 20;
+constexpr int64_t kDim = 16;
+
+// Eight parameters, half of them small, as a transformer's layer has.
+struct LayerImpl : torch::nn::Module {
+  LayerImpl() {
+    norm1 = register_module("norm1", torch::nn::LayerNorm(Normed()));
+    up = register_module("up", torch::nn::Linear(kDim, 4 * kDim));
+    norm2 = register_module("norm2", torch::nn::LayerNorm(Normed()));
+    down = register_module("down", torch::nn::Linear(4 * kDim, kDim));
+  }
+  static torch::nn::LayerNormOptions Normed() {
+    return torch::nn::LayerNormOptions({kDim});
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return norm2(x + down(torch::relu(up(norm1(x)))));
+  }
+  torch::nn::LayerNorm norm1{nullptr}, norm2{nullptr};
+  torch::nn::Linear up{nullptr}, down{nullptr};
+};
+TORCH_MODULE(Layer);
+
+torch::nn::Sequential Model() {
+  torch::manual_seed(1);
+  torch::nn::Sequential model;
+  for (int i = 0; i < kLayers; ++i) model->push_back(Layer());
+  return model;
+}
+
+using Counts = std::map<std::string, int64_t>;
+
+Counts Since(const Counts& before) {
+  Counts counts = testdevice::LaunchCounts();
+  for (const auto& [what, times] : before) counts[what] -= times;
+  return counts;
+}
+
+at::Tensor Loss(torch::nn::Sequential& model) {
+  const at::Tensor x = torch::ones(
+      {2, kDim},
+      at::TensorOptions(at::kBFloat16).device(testdevice::TestDevice(1)));
+  return model->forward(x).to(at::kFloat).square().mean();
+}
+
+// Forward and backward of the same model without an engine, in bfloat16.
+Counts PlainCounts() {
+  torch::nn::Sequential model = Model();
+  model->to(testdevice::TestDevice(1), at::kBFloat16);
+  Counts before;
+  for (int step = 0; step < 2; ++step) {
+    before = testdevice::LaunchCounts();
+    Loss(model).backward();
+    model->zero_grad();
+  }
+  return Since(before);
+}
+
+// args: the stage. Returns how many tasks the third step has beyond the plain
+// ones, and which.
+TESSERA_RANK_FUNCTION(TasksOfAStep) {
+  Way way;
+  way.stage = std::stoi(std::string(args));
+  way.clipping = 0.5;
+  way.fp16 = kBf16;
+  TESSERA_ASSIGN_OR_RETURN(const auto comm, GroupOf(way, world));
+  RegisterTestDeviceKernels();
+  testdevice::SetMode(testdevice::Mode::kAtOnce);
+  torch::nn::Sequential model = Model();
+  EngineOptions options;
+  options.device = testdevice::TestDevice(1);
+  options.communicator = comm;
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           Engine::Create(model.ptr(), ConfigOf(way), options));
+  Counts before;
+  for (int step = 0; step < 3; ++step) {
+    before = testdevice::LaunchCounts();
+    TESSERA_RETURN_IF_ERROR(engine->Backward(Loss(model)));
+    TESSERA_RETURN_IF_ERROR(engine->Step());
+  }
+  Counts counts = Since(before);
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  for (const auto& [what, times] : PlainCounts()) counts[what] -= times;
+  int64_t all = 0;
+  std::string lines;
+  for (const auto& [what, times] : counts) {
+    all += times;
+    if (times != 0) absl::StrAppend(&lines, times, " ", what, "\n");
+  }
+  return absl::StrCat(all, "\n", lines);
+}
+
+// Each unit has its gradients, the gaps between them and its update; a step the
+// norm's parts, sums and scalars, and what the host is told.
+TEST(DeviceLaunchesTest, AStepHasFewOfItsOwn) {
+  for (const int stage : {0, 1, 2, 3}) {
+    const auto answer =
+        RankPool::Get(1)->Run("TasksOfAStep", absl::StrCat(stage))[0];
+    TESSERA_ASSERT_OK(answer.status());
+    EXPECT_LE(std::stoi(*answer), 3 * kLayers + 10) << stage << "\n" << *answer;
+  }
+}
+
+}  // namespace
+}  // namespace tessera
