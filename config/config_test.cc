@@ -286,7 +286,7 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "report_grad_norm: false deterministic: \"auto\" "
       "offload { checksums: false slice_numel: 1048576 "
       "min_state_bytes: 65536 gradients: false early_step: true "
-      "early_bytes: 2147483648 } } "
+      "early_bytes: 2147483648 } step_in_backward: false } "
       "precision { fp32_norms: false cast_inputs: true libtorch_exact: false "
       "libtorch_fused: false max_skipped_in_a_row: 50 } "
       "gradient_allreduce_op: \"mean\" memory_breakdown: false "
