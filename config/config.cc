@@ -74,6 +74,7 @@ void Resolve(int world_size, const AutoValues& values, ConfigReport* report) {
   ResolveLearningRateScaling(config, &faults);
   ResolveSharding(world_size, config, &faults);
   ResolvePrecision(config, &faults);
+  ResolveStepInBackward(config, &faults);
   CheckCommunication(config->communication(), &faults);
   CheckTrace(world_size, config->trace(), &faults);
   report->faults = faults.Take();

@@ -1,5 +1,6 @@
 // Tests the keys of clipping and scaling.
 #include <cmath>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,7 @@ namespace tessera {
 namespace {
 
 using ::absl::StatusCode;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(Gradients, HaveRanges) {
@@ -85,6 +87,68 @@ TEST(Gradients, TheNormMayBeInfinite) {
                   1),
       StatusIs(StatusCode::kInvalidArgument,
                HasSubstr("gradient_clipping_norm: expected a number above 0")));
+}
+
+std::string WithStepsInBackward(const std::string& more) {
+  return absl::StrCat(R"({"train_micro_batch_size_per_gpu": 1,
+      "gradient_clipping": 0,
+      "sharding": {"step_in_backward": true)",
+                      more, "}");
+}
+
+TEST(StepInBackward, IsRefusedWithWhatNeedsAllGradients) {
+  constexpr char kAdamW[] = R"(}, "optimizer": {"type": "AdamW"})";
+  const std::pair<std::string, const char*> cases[] = {
+      {R"(}, "optimizer": {"type": "Lamb"})", "optimizer.type is Lamb"},
+      {R"(}, "optimizer": {"type": "Muon"})", "optimizer.type is Muon"},
+      {R"(}, "optimizer": {"type": "Adafactor"})", "type is Adafactor"},
+      {R"(}, "optimizer": {"type": "Custom"})", "optimizer.type is Custom"},
+      {R"(})", "there is no optimizer"},
+      {absl::StrCat(R"(, "report_grad_norm": true)", kAdamW),
+       "sharding.report_grad_norm is true"},
+      {absl::StrCat(R"(, "served_gathers": "on")", kAdamW),
+       "sharding.served_gathers is on"},
+      {absl::StrCat(R"(, "shared_working_copy": "on")", kAdamW),
+       "sharding.shared_working_copy is on"},
+      {absl::StrCat(kAdamW, R"(, "gradient_accumulation_steps": 2)"),
+       "gradient_accumulation_steps is 2"},
+      {absl::StrCat(kAdamW, R"(, "adaptive_gradient_clipping": 0.1)"),
+       "adaptive_gradient_clipping is given"},
+      {absl::StrCat(kAdamW, R"(, "fp16": {"enabled": true})"),
+       "fp16.enabled is true"},
+      {absl::StrCat(kAdamW, R"(, "bf16": {"enabled": true})"),
+       "bf16.check_grad_overflow is true"},
+      {absl::StrCat(kAdamW, R"(, "zero_optimization":
+          {"offload_optimizer": {"device": "cpu"}})"),
+       "zero_optimization.offload_optimizer.device is cpu"},
+      {absl::StrCat(kAdamW, R"(, "zero_optimization":
+          {"stage": 3, "offload_param": {"device": "cpu"}})"),
+       "zero_optimization.offload_param.device is cpu"},
+      {R"(}, "optimizer": {"type": "SGD", "param_groups": [
+          {"parameters": ["*"], "gradient_clipping": 1}]})",
+       "optimizer.param_groups has gradient_clipping 1"},
+  };
+  for (const auto& [more, why] : cases) {
+    const auto config = ParseConfig(WithStepsInBackward(more), "f.json", 2);
+    EXPECT_THAT(config.status(),
+                StatusIs(StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr("sharding.step_in_backward: expected "
+                                         "false, got true: "),
+                               HasSubstr(why))))
+        << more;
+  }
+}
+
+// Nobody reads what a rank steps.
+TEST(StepInBackward, NeitherSharesNorServes) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const proto::Config config,
+      ParseConfig(WithStepsInBackward(R"(}, "optimizer": {"type": "AdamW"},
+          "gradient_clipping_value": 1, "bf16": {"enabled": true,
+          "check_grad_overflow": false})"),
+                  "f.json", 2));
+  EXPECT_EQ(config.sharding().shared_working_copy(), "off");
+  EXPECT_EQ(config.sharding().served_gathers(), "off");
 }
 
 }  // namespace

@@ -207,7 +207,8 @@ TEST(Sharding, AllKeys) {
       "keep_freed_heap: false "
       "report_grad_norm: true deterministic: \"on\" "
       "offload { checksums: true slice_numel: 8192 min_state_bytes: 0 "
-      "gradients: true early_step: false early_bytes: 7 }");
+      "gradients: true early_step: false early_bytes: 7 } "
+      "step_in_backward: false shard_alone: false");
 }
 
 TEST(Sharding, HasRanges) {

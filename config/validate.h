@@ -35,6 +35,9 @@ std::string InsteadOfSchedule(absl::string_view type);
 void ResolveLearningRateScaling(proto::Config* config, Faults* faults);
 // Completes zero_optimization, deprecated forms included, sharding, and aio.
 void ResolveSharding(int world_size, proto::Config* config, Faults* faults);
+// Checks what sharding.step_in_backward does not go with, and completes what it
+// decides. REQUIRES: all of the above, and ResolvePrecision.
+void ResolveStepInBackward(proto::Config* config, Faults* faults);
 // Replaces DeepSpeed's other names of dtypes by those of config.proto.
 void NameDtypes(proto::Config* config);
 // Completes bf16, fp16, torch_autocast, precision, and the dtypes of gradients.

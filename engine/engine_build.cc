@@ -48,6 +48,23 @@ std::string ListOf(absl::Span<const FlatPlan> flats) {
   return list;
 }
 
+// Checks what the configuration does not say: a program's groups, and the
+// micro-batches that a plan has chosen.
+absl::Status CheckStepInBackward(const proto::Config& config,
+                                 const Settings& settings) {
+  if (!settings.gradients.uses_up) return absl::OkStatus();
+  const bool clips = !settings.step.group_max_norms.empty() ||
+                     !settings.step.adaptive_clipping.empty();
+  const int64_t steps = config.gradient_accumulation_steps();
+  if (!clips && steps == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "sharding.step_in_backward: expected false, got true: ",
+      clips ? "a group of parameters has a gradient_clipping or "
+              "adaptive_gradient_clipping of its own"
+            : absl::StrCat("gradient_accumulation_steps auto is ", steps),
+      ", and its step is not known before all gradients are there"));
+}
+
 // Gradients of float16 below 6e-8 are 0 without a scale of the loss, and train
 // nothing.
 void WarnOfUnscaledHalf(const ShardedModel& model,
@@ -101,6 +118,7 @@ absl::StatusOr<Partition> Engine::Impl::Plan(const EngineOptions& options) {
   settings_.step.adaptive_clipping =
       AdaptiveClippingOf(choice, config_.adaptive_gradient_clipping());
   settings_.step.group_max_norms = std::move(choice.max_norms);
+  TESSERA_RETURN_IF_ERROR(CheckStepInBackward(config_, settings_));
   for (OptimizerOptions& group : choice.groups.options) {
     group.lr *= RateFactorOf(config_);
   }

@@ -23,6 +23,7 @@ StateOptions StatesOf(const Settings& settings, const proto::Config& config) {
   options.has_optimizer = settings.optimizer.has_value();
   options.accumulates = config.gradient_accumulation_steps() > 1;
   options.accumulates_locally = config.sharding().accumulation() == "local";
+  options.uses_up = settings.gradients.uses_up;
   return options;
 }
 

@@ -47,6 +47,8 @@ ShardedOptimizer::ShardedOptimizer(
   states_ = std::make_unique<OptimizerStates>(flats_, &groups_);
   early_ = std::make_unique<EarlySteps>(flats_, &groups_, states_.get(),
                                         counts_.get());
+  in_backward_ = std::make_unique<StepsInBackward>(
+      flats_, &groups_, states_.get(), counts_.get());
 }
 
 absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
@@ -105,7 +107,9 @@ absl::Status ShardedOptimizer::Step(Gradients* gradients,
     TorchScope scope;
     std::vector<size_t> units;
     for (size_t u = 0; u < flats_.size(); ++u) {
-      if (gradients->of(u).has_step_gradient()) units.push_back(u);
+      if (gradients->of(u).has_step_gradient() || in_backward_->stepped(u)) {
+        units.push_back(u);
+      }
     }
     std::vector<Awaited> awaited;
     absl::Status status = StepUnits(units, gradients, factor, &awaited);
@@ -123,6 +127,7 @@ absl::Status ShardedOptimizer::Step(Gradients* gradients,
       counts_->Count(*flats_[u], gradients->of(u).has_gradient(), groups_);
       states_->SetWritten(u);
     }
+    in_backward_->End();
     return absl::OkStatus();
   });
 }
@@ -143,32 +148,20 @@ absl::Status ShardedOptimizer::StepUnits(const std::vector<size_t>& units,
       continue;
     }
     FlatParameter& flat = *flats_[u];
-    const FlatGradient& gradient = gradients->of(u);
-    const HasGradient has_gradient = gradient.has_gradient();
-    const UnitStep step(flat, has_gradient, counts_->steps(), groups_.options,
-                        groups_.of, factor);
-    CommFuture updated;
-    bool working_written = true;
-    if (flat.updated_on_host()) {
-      if (!on_host.has_value()) on_host.emplace(factor);
-      TESSERA_ASSIGN_OR_RETURN(const UpdateStream::Pushed pushed,
-                               StartOnHost(u, step, *on_host, gradients));
-      updated = UpdatedOf(flat, pushed);
-    } else if (AnyOnDisk(flat, gradient)) {
-      updated = UpdatedOf(flat, StartOnDisk(u, step, gradients));
-    } else {
-      TESSERA_ASSIGN_OR_RETURN(
-          working_written,
-          StepHere(&flat, step, gradient.owned(), &counts, &half_stepped_));
+    OwnedChange change = {.parameters = gradients->of(u).has_gradient(),
+                          .working_written = true};
+    if (gradients->of(u).has_step_gradient()) {
+      TESSERA_RETURN_IF_ERROR(
+          StepUnit(u, gradients, factor, &on_host, &counts, &change));
+    }
+    if (in_backward_->stepped(u)) {
+      change.working_written &= in_backward_->working_written(u);
     }
     half_stepped_ = true;
     if (flat.updated_on_host() && !flat.can_be_freed()) {
-      awaited->push_back({u, updated});
+      awaited->push_back({u, change.updated});
     } else {
-      TESSERA_RETURN_IF_ERROR(
-          flat.PublishOwned({.parameters = has_gradient,
-                             .working_written = working_written,
-                             .updated = updated}));
+      TESSERA_RETURN_IF_ERROR(flat.PublishOwned(std::move(change)));
     }
   }
   early_->EndStep();
@@ -177,6 +170,31 @@ absl::Status ShardedOptimizer::StepUnits(const std::vector<size_t>& units,
              {flats_, groups_, *states_, *counts_, gradients, &half_stepped_},
              factor)
       .Step(directed);
+}
+
+// Parameters that StepsInBackward has stepped are left out.
+absl::Status ShardedOptimizer::StepUnit(size_t u, Gradients* gradients,
+                                        const GradientFactor& factor,
+                                        std::optional<HostFactor>* on_host,
+                                        UnitStep::Counts* counts,
+                                        OwnedChange* change) {
+  FlatParameter& flat = *flats_[u];
+  const FlatGradient& gradient = gradients->of(u);
+  const UnitStep step(flat, gradient.left(), counts_->steps(), groups_.options,
+                      groups_.of, factor);
+  if (flat.updated_on_host()) {
+    if (!on_host->has_value()) on_host->emplace(factor);
+    TESSERA_ASSIGN_OR_RETURN(const UpdateStream::Pushed pushed,
+                             StartOnHost(u, step, **on_host, gradients));
+    change->updated = UpdatedOf(flat, pushed);
+  } else if (AnyOnDisk(flat, gradient)) {
+    change->updated = UpdatedOf(flat, StartOnDisk(u, step, gradients));
+  } else {
+    TESSERA_ASSIGN_OR_RETURN(
+        change->working_written,
+        StepHere(&flat, step, gradient.owned(), counts, &half_stepped_));
+  }
+  return absl::OkStatus();
 }
 
 // A shard on the host is the new values' place itself.

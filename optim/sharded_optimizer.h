@@ -24,6 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,7 @@
 #include "optim/states/optimizer_states.h"
 #include "optim/states/parameter_groups.h"
 #include "optim/states/step_counts.h"
+#include "optim/steps_in_backward.h"
 #include "optim/unit_step.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/gradients.h"
@@ -82,6 +84,9 @@ class ShardedOptimizer {
   StepCounts& counts() { return *counts_; }
   // Units that are stepped before Step.
   EarlySteps& early() { return *early_; }
+  // Those that were stepped for good: Step publishes and counts them, and steps
+  // what is left of them.
+  StepsInBackward& in_backward() { return *in_backward_; }
 
   // Sets each group's options for the steps from now on. REQUIRES: formulas and
   // types of states stay the same.
@@ -110,6 +115,10 @@ class ShardedOptimizer {
   absl::Status StepUnits(const std::vector<size_t>& units, Gradients* gradients,
                          const GradientFactor& factor,
                          std::vector<Awaited>* awaited);
+  absl::Status StepUnit(size_t u, Gradients* gradients,
+                        const GradientFactor& factor,
+                        std::optional<HostFactor>* on_host,
+                        UnitStep::Counts* counts, OwnedChange* change);
   absl::StatusOr<UpdateStream::Pushed> StartOnHost(size_t u,
                                                    const UnitStep& step,
                                                    const HostFactor& factor,
@@ -122,6 +131,7 @@ class ShardedOptimizer {
   std::unique_ptr<OptimizerStates> states_;
   std::unique_ptr<StepCounts> counts_;
   std::unique_ptr<EarlySteps> early_;
+  std::unique_ptr<StepsInBackward> in_backward_;
   std::vector<bool> is_directed_;  // by unit: DirectedUnits steps it
   bool half_stepped_ = false;
 };

@@ -207,6 +207,7 @@ GradientOptions GradientsOf(const proto::Config& config, int world_size) {
                             ? world_size
                             : config.gradient_predivide_factor();
   gradients.accumulation = config.gradient_accumulation_steps();
+  gradients.uses_up = config.sharding().step_in_backward();
   gradients.half = config.torch_autocast().enabled() &&
                    DtypeOf(config.torch_autocast().dtype()) == at::kHalf;
   return gradients;

@@ -6,6 +6,15 @@
 namespace tessera {
 
 absl::Status EngineLife::CheckOpen() const {
+  TESSERA_RETURN_IF_ERROR(CheckUsable());
+  if (!half_stepped_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "called between Backward and Step: with sharding.step_in_backward units "
+      "are stepped already, and their gradients gone; call Step before, or "
+      "leave that key out");
+}
+
+absl::Status EngineLife::CheckUsable() const {
   if (closed_) return absl::FailedPreconditionError("the engine was closed");
   TESSERA_RETURN_IF_ERROR(lost_);
   const Gradients* const gradients = optimization_->gradients();

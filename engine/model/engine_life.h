@@ -20,6 +20,9 @@ class EngineLife {
 
   // Returns FailedPrecondition after Close and within a Backward, and the error
   // of Lose. LOCAL.
+  absl::Status CheckUsable() const;
+  // Does the same for all calls but Step, which is the only one that may follow
+  // a Backward with sharding.step_in_backward. LOCAL.
   absl::Status CheckOpen() const;
   // Returns FailedPrecondition while a scope of Engine::Summon is open. LOCAL.
   absl::Status CheckNotSummoned() const;
@@ -32,6 +35,9 @@ class EngineLife {
   // half way: they are neither old nor new, and training with them is refused.
   // LOCAL.
   void Lose(const absl::Status& status);
+  // Units may be stepped and not published: a Step must follow. Identical on
+  // all ranks.
+  void SetHalfStepped(bool half_stepped) { half_stepped_ = half_stepped; }
   // Set by Engine::SwapInAverages and SwapOutAverages.
   bool averaged() const { return averaged_; }
   void SetAveraged(bool averaged) { averaged_ = averaged; }
@@ -46,6 +52,7 @@ class EngineLife {
   const Optimization* const optimization_;
   bool closed_ = false;
   bool averaged_ = false;
+  bool half_stepped_ = false;
   absl::Status lost_;
   absl::flat_hash_set<const FlatParameter*> summoned_;
 };

@@ -29,6 +29,14 @@ PlannedBytes ModelStateBytes(const PlannedFlats& planned,
       largest_whole = std::max(largest_whole, f.whole_numel * f.working_bytes);
     }
     if (!f.trained) continue;
+    if (options.uses_up) {
+      const int64_t sums = f.sharded_gradients || !f.keeps_sums
+                               ? f.owned_numel() * f.gradient_bytes
+                               : 0;
+      largest_gradient =
+          std::max(largest_gradient, f.whole_numel * f.reduce_bytes + sums);
+      continue;
+    }
     int64_t gradients = 0;
     if (options.accumulates) {
       gradients += options.accumulates_locally

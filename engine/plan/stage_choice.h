@@ -11,6 +11,7 @@
 //   2      P                 P/W      P/W + 2B            2P/W
 //   3      P/W + 3B          P/W      P/W + 2B            2P/W
 //
+// With sharding.step_in_backward gradients are 2B at all stages, and two shards.
 // Accumulation adds P or P/W of gradients, accumulation on each rank P.
 // Masters have memory of their own only where the working copy has 16 bits.
 // Activations do not count.
@@ -33,6 +34,8 @@ struct StateOptions {
   // Micro-batches are added up: reduced each time, or on each rank first.
   bool accumulates = false;
   bool accumulates_locally = false;
+  // Units are stepped within backward: gradients are those of two units.
+  bool uses_up = false;
 };
 
 // Returns the bytes of one rank, of the kinds that are no activations.

@@ -120,6 +120,17 @@ TEST(ModelStateBytes, AccumulationHoldsMoreGradients) {
   EXPECT_EQ(more(3), 4 * 1280);
 }
 
+TEST(ModelStateBytes, StepsInBackwardKeepTheGradientsOfTwoUnits) {
+  StateOptions options;
+  options.uses_up = true;
+  const auto gradients = [&](int stage, const std::vector<PlannedFlat>& flats) {
+    return ModelStateBytes(At(stage, 4, flats), options)[PlanKind::kGradients];
+  };
+  EXPECT_EQ(gradients(0, Fp32()), 2 * 4 * 768);
+  EXPECT_EQ(gradients(3, Fp32()), 2 * (4 * 768 + 4 * 192));
+  EXPECT_EQ(gradients(1, Bf16()), 2 * (2 * 768 + 4 * 192));
+}
+
 TEST(ModelStateBytes, FrozenAndPersistentPartsCostLess) {
   std::vector<PlannedFlat> flats = Fp32();
   flats[0].trained = false;

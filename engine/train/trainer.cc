@@ -90,6 +90,7 @@ absl::Status Trainer::CheckBackward(const at::Tensor& loss,
   TESSERA_RETURN_IF_ERROR(CheckEndOfMicroBatch());
   TESSERA_RETURN_IF_ERROR(CheckLoss(loss));
   TESSERA_RETURN_IF_ERROR(CheckWeight(options));
+  TESSERA_RETURN_IF_ERROR(CheckStepsInBackward(options));
   if (settings_.autocast_dtype.has_value() && !autocast_seen_) {
     return absl::FailedPreconditionError(
         "Backward: the configuration enables torch_autocast, but forward did "
@@ -160,6 +161,7 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
       config_.sharding().keep_freed_heap() && guard_->model().device().is_cpu();
   if (keeps_heap) ReturnFreedHeap();
   absl::Status status = optimization_.gradients()->Run(backward, micro_batch);
+  if (micro_batch.uses_up) status = EndStepsInBackward(status);
   ++backwards_;
   if (recomputed_ != nullptr) recomputed_->EndBackward();
   guard_->model().schedule()->EndPass();

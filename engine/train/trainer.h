@@ -163,6 +163,11 @@ class Trainer {
   void ScaleMicroBatch(const BackwardOptions& options, MicroBatch* micro_batch);
   at::Tensor Seed(const at::Tensor& loss, MicroBatch* micro_batch);
   void AllowEarlySteps(const BackwardOptions& options, MicroBatch* micro_batch);
+  // trainer_in_backward.cc
+  absl::Status CheckStepsInBackward(const BackwardOptions& options) const;
+  void StepInBackward(MicroBatch* micro_batch);
+  absl::Status EndStepsInBackward(const absl::Status& backward);
+  void EndHalfStepped();
   absl::Status CheckStep();
   void DropEarly() {
     if (optimization_.optimizer() != nullptr) {

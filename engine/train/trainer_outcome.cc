@@ -69,6 +69,7 @@ void Trainer::AllowEarlySteps(const BackwardOptions& options,
   ShardedOptimizer* const optimizer = optimization_.optimizer();
   if (optimizer == nullptr) return;
   optimizer->early().Drop();  // of a Backward before this one
+  if (settings_.gradients.uses_up) return StepInBackward(micro_batch);
   const ShardedStepOptions& step = settings_.step;
   const bool may = settings_.offload.early_step && !step.changes_gradients() &&
                    optimizer->early().MayStart();
@@ -84,6 +85,7 @@ void Trainer::AllowEarlySteps(const BackwardOptions& options,
                           factor = 1 / optimization_.divisor()](size_t flat) {
     optimization_.optimizer()->early().Start(
         flat, &optimization_.gradients()->of(flat), with, factor);
+    return absl::OkStatus();
   };
 }
 

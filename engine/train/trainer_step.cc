@@ -28,7 +28,7 @@
 namespace tessera {
 
 absl::Status Trainer::CheckStep() {
-  TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
+  TESSERA_RETURN_IF_ERROR(guard_->life().CheckUsable());
   TESSERA_RETURN_IF_ERROR(guard_->life().CheckNotSummoned());
   TESSERA_RETURN_IF_ERROR(guard_->life().CheckNotAveraged());
   TESSERA_RETURN_IF_ERROR(TakeZeroGrad());
@@ -149,6 +149,7 @@ void Trainer::CountStep(const std::vector<OptimizerOptions>& options,
 void Trainer::BeginNextStep() {
   has_backward_ = autocast_seen_ = false;
   micro_steps_ = step_backwards_ = 0;
+  EndHalfStepped();
   EndKeptPeriod();
 }
 

@@ -90,6 +90,19 @@ absl::Status ClampGradients(const Flats& flats, double bound,
   });
 }
 
+void ClampComing(const FlatParameter& flat, const FlatGradient& gradient,
+                 double bound) {
+  TESSERA_CHECK(bound > 0) << bound;
+  const std::vector<bool> expected = gradient.expected();
+  const at::Tensor coming = gradient.coming();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const Range mine = Intersect(flat.parameters()[i].range, flat.owned());
+    if (!expected[i] || mine.empty()) continue;
+    Clamp(coming.narrow(0, mine.begin - flat.owned().begin, mine.numel()),
+          bound, /*keep_infinite=*/false);
+  }
+}
+
 absl::Status MultiplyGradients(const Flats& flats,
                                const std::vector<double>& factors,
                                const std::vector<int>& set_of,

@@ -30,6 +30,11 @@ absl::Status ClampGradients(
     const std::vector<std::shared_ptr<FlatParameter>>& flats, double bound,
     bool keep_infinite, Gradients* gradients);
 
+// As ClampGradients, for one unit whose sums will be the step's gradient:
+// clamps FlatGradient::coming() of the expected parameters. LOCAL; throws.
+void ClampComing(const FlatParameter& flat, const FlatGradient& gradient,
+                 double bound);
+
 // Multiplies the gradients of parameter i of the model by factors[set_of[i]];
 // where that is 1 they are not touched. LOCAL, ASYNC and errors as for
 // ClampGradients.

@@ -59,6 +59,13 @@ class NodePins {
     pins_.Clear();
     node_.reset();
   }
+  void ClearEnded() {
+    const auto node = autograd::get_current_node();
+    absl::MutexLock lock(&mutex_);
+    if (node == node_) return;
+    pins_.Clear();
+    node_.reset();
+  }
 
  private:
   absl::Mutex mutex_;
@@ -188,6 +195,8 @@ void ReleaseNodePins() {
   absl::MutexLock lock(&global.mutex);
   for (auto& pins : global.all) pins->Clear();
 }
+
+void ReleaseEndedNodePins() { NodePins::OfThread().ClearEnded(); }
 
 OutermostTask::OutermostTask() { outermost_task = kArmed; }
 OutermostTask::~OutermostTask() { outermost_task = kNone; }

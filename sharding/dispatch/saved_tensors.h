@@ -23,6 +23,10 @@ void InstallSavedTensorHooks();
 // BackwardPins. Call when no backward runs.
 void ReleaseNodePins();
 
+// As ReleaseNodePins, for nodes on this thread that have ended. LOCAL; may be
+// called within a backward.
+void ReleaseEndedNodePins();
+
 // OutermostTask: lives while this thread runs an engine's Backward; the first
 // graph task that starts is the outermost one. The id is negative until then.
 class OutermostTask {

@@ -93,7 +93,9 @@ class FlatParameter final : public FlatDescription,
   bool PinIfReady() {
     if (!ready_) return false;
     ++pins_;
-    return true;
+    if (ready_) return true;  // else TryPrepareUpdate has come between
+    --pins_;
+    return false;
   }
   // Makes the flat whole and keeps it so until Unpin. COLLECTIVE where it was
   // freed and gathers_together(): an all-gather of S elements. On an error
@@ -150,6 +152,15 @@ class FlatParameter final : public FlatDescription,
   // what can be freed, takes the user's writes into the masters. Errors are
   // CheckNotHeld's, and a disk's. LOCAL.
   absl::Status PrepareUpdate();
+  // Prepares a change as PrepareUpdate does, while a backward goes on: calls
+  // Block and changes the versions of `parameters`, so that nobody uses new
+  // values for old ones. Returns false, without effect, if the flat is pinned.
+  // LOCAL.
+  absl::StatusOr<bool> TryPrepareUpdate(const std::vector<bool>& parameters);
+  // Makes all uses return an error, that the flat is stepped within backward,
+  // until Unblock. LOCAL.
+  void Block();
+  void Unblock();
   // Publishes changed masters (optimizer, load): the working copies of all
   // ranks get their values, and the versions of changed parameters say so: a
   // graph that saved the old values fails in backward, as in libtorch.
@@ -203,6 +214,7 @@ class FlatParameter final : public FlatDescription,
   void DropUnwritten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropMemory(Life life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetBlocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::shared_ptr<Schedule> schedule_;
   UserWrites writes_;
@@ -230,7 +242,8 @@ class FlatParameter final : public FlatDescription,
   Life life_ ABSL_GUARDED_BY(mutex_) = Life::kReleased;
   bool free_when_unpinned_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);   // to be gathered
-  absl::Status blocked_ ABSL_GUARDED_BY(mutex_);  // Summoning::BeginElsewhere
+  // Set by Summoning::BeginElsewhere, and by Block.
+  absl::Status blocked_ ABSL_GUARDED_BY(mutex_);
   TracedGather traced_ ABSL_GUARDED_BY(mutex_);
 };
 

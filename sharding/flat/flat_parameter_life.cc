@@ -1,4 +1,5 @@
-// How a flat parameter comes to own its parameters' memory, and gives it back.
+// How a flat parameter comes to own its parameters' memory, and gives it back;
+// and the time in which nobody uses it.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,7 @@
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/registry.h"
 #include "sharding/flat/whole_values.h"
+#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
@@ -123,6 +125,63 @@ absl::Status FlatParameter::TakeStorages() {
       [this](const std::string& parameter) {
         return FreedError(parameter, name(), traits_.can_be_freed);
       });
+}
+
+void FlatParameter::SetBlocked() {
+  blocked_ = absl::FailedPreconditionError(absl::StrCat(
+      "[", name(),
+      "] the unit was stepped within backward (sharding.step_in_backward) and "
+      "is used before Engine::Step; use it before its last gradient or after "
+      "Step, or leave that key out"));
+  ready_ = false;  // the next pin takes the lock, and fails
+}
+
+// A pin that takes no lock is counted before it looks at ready_ again, and here
+// pins are looked at after ready_ was set: one of the two sees the other.
+absl::StatusOr<bool> FlatParameter::TryPrepareUpdate(
+    const std::vector<bool>& parameters) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const bool was_ready = ready_;
+    const absl::Status before = blocked_;
+    if (pins_ > 0) return false;
+    SetBlocked();
+    if (pins_ > 0) {
+      blocked_ = before;
+      ready_ = was_ready;
+      return false;
+    }
+    storages_.Hide();
+  }
+  const absl::Status prepared = PrepareUpdate();
+  if (!prepared.ok()) {
+    Unblock();
+    return prepared;
+  }
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!parameters[i]) continue;
+    torch::autograd::impl::bump_version(this->parameters()[i].tensor);
+  }
+  return true;
+}
+
+void FlatParameter::Block() {
+  absl::MutexLock lock(&mutex_);
+  if (!blocked_.ok() || life_ != Life::kOwned) return;
+  SetBlocked();
+  storages_.Hide();
+}
+
+void FlatParameter::Unblock() {
+  absl::MutexLock lock(&mutex_);
+  if (blocked_.ok()) return;
+  blocked_ = absl::OkStatus();
+  if (life_ != Life::kOwned || traits_.can_be_freed || copy_->arriving() ||
+      !copy_->whole().defined()) {
+    return;  // its next pin shows it
+  }
+  storages_.Show(copy_->whole());
+  ready_ = device().is_cpu();
 }
 
 absl::Status FlatParameter::Release() {

@@ -270,6 +270,12 @@ absl::Status FlatGradient::FinishStore() {
   return is_stored_ ? stored().FinishStore() : absl::OkStatus();
 }
 
+void FlatGradient::UseUp() {
+  for (ParameterGradient& p : parameters_) p.used_up = p.expected;
+  reduced_.Reset();
+  local_.Reset();
+}
+
 absl::StatusOr<Raised> FlatGradient::Raise() const {
   return Raised::Of(elsewhere());
 }
@@ -343,7 +349,7 @@ void FlatGradient::Zero() {
   (void)AwaitReaders();
   flat_->used_without_grad() = false;
   in_place_ = false;
-  for (ParameterGradient& p : parameters_) p.in_step = false;
+  for (ParameterGradient& p : parameters_) p.in_step = p.used_up = false;
   reduced_.Reset();
   (void)FinishStore();
   is_stored_ = false;

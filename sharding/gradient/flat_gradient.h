@@ -86,6 +86,8 @@ class FlatGradient {
   // Whether every expected parameter has arrived in this backward and no more
   // can come.
   bool Complete() const { return num_missing_ == 0 && !late_; }
+  // Whether every expected parameter has arrived in this backward.
+  bool AllArrived() const { return num_missing_ == 0; }
 
   // Returns the local flat gradient [P] in the reduce dtype, divided by
   // `predivide`; what did not arrive is zero. Gradients that arrive from now on
@@ -149,6 +151,14 @@ class FlatGradient {
   // it is offloaded: it is read there until the flat is updated. REQUIRES:
   // stages 2 and 3.
   FlatBuffer TakeStepGradient();
+  // Drops the sums that were to be the step's gradient, since coming() has been
+  // used. The step has no gradient of the expected parameters then, though
+  // has_gradient says that some rank had one. REQUIRES: TakeSums,
+  // !accumulating(). LOCAL.
+  void UseUp();
+  bool used_up() const;
+  // Returns has_gradient() without what was used up.
+  std::vector<bool> left() const;
   // Returns where the step's gradient lies if it is offloaded; else null.
   TieredBuffer* elsewhere() const { return is_stored_ ? &stored() : nullptr; }
   // Whether there is a step's gradient, to which sums are added; else they
@@ -174,6 +184,7 @@ class FlatGradient {
     // These last from one micro-batch to the next.
     bool expected = false;  // see the constructor and set_expected
     bool in_step = false;   // the step's gradient has one
+    bool used_up = false;   // it was dropped by UseUp
     // It arrived in the running backward (a micro-batch may have several).
     bool seen = false;
     // These are of this micro-batch.

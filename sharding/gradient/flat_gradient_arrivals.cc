@@ -14,6 +14,7 @@
 // Why small ones of a device wait for the others, and large ones do not: each
 // copy is a launch, which costs more than copying a bias; one for all of a flat
 // costs as much as one. To keep large ones would be to hold them twice.
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -168,6 +169,19 @@ absl::Status FlatGradient::FoldSmall() {
   at::_foreach_copy_(places, sums);
   for (const at::Tensor& sum : sums) KeepForCurrentStream(sum);
   return absl::OkStatus();
+}
+
+bool FlatGradient::used_up() const {
+  return std::any_of(parameters_.begin(), parameters_.end(),
+                     [](const auto& p) { return p.used_up; });
+}
+
+std::vector<bool> FlatGradient::left() const {
+  std::vector<bool> left;
+  for (const ParameterGradient& p : parameters_) {
+    left.push_back(p.in_step && !p.used_up);
+  }
+  return left;
 }
 
 void FlatGradient::Begin(bool may_nest) {

@@ -197,14 +197,13 @@ absl::Status Gradients::FinishInFlight() {
   storing_ = reduction->flats();
   TESSERA_RETURN_IF_ERROR(
       CatchTorch(kReduction, [&] { return reduction->Finish(); }));
-  TellReduced(/*stored=*/false);
-  return absl::OkStatus();
+  return TellReduced(/*stored=*/false);
 }
 
 absl::Status Gradients::FinishStoring() {
   absl::Status status;
   for (FlatGradient* flat : storing_) status.Update(flat->FinishStore());
-  if (status.ok()) TellReduced(/*stored=*/true);
+  if (status.ok()) status = TellReduced(/*stored=*/true);
   storing_.clear();
   return status;
 }
@@ -212,8 +211,11 @@ absl::Status Gradients::FinishStoring() {
 // Calls MicroBatch::reduced for the flats of storing_ whose sums become the
 // step's gradient without further work: those in memory, or with `stored` those
 // on a disk.
-void Gradients::TellReduced(bool stored) {
-  if (!runs() || running().reduced == nullptr) return;
+absl::Status Gradients::TellReduced(bool stored) {
+  if (!runs() || failed_ || running().reduced == nullptr) {
+    return absl::OkStatus();
+  }
+  if (running().uses_up) ReleaseEndedNodePins();  // of whoever computed them
   for (FlatGradient* flat : storing_) {
     if (flat->accumulating() || (flat->elsewhere() != nullptr) != stored) {
       continue;
@@ -221,13 +223,16 @@ void Gradients::TellReduced(bool stored) {
     const auto place =
         std::find_if(flats_.begin(), flats_.end(),
                      [&](const auto& each) { return each.get() == flat; });
-    running().reduced(static_cast<size_t>(place - flats_.begin()));
+    TESSERA_RETURN_IF_ERROR(
+        running().reduced(static_cast<size_t>(place - flats_.begin())));
   }
+  return absl::OkStatus();
 }
 
 absl::Status Gradients::Run(const std::function<void()>& backward,
                             const MicroBatch& micro_batch) {
   cursor_ = 0;
+  any_used_up_ = micro_batch.uses_up;  // until Agree
   running_ = &micro_batch;
   stream_.Enter();
   absl::Status mine = CatchTorch("backward", [&] { return TakeOutside(); });
@@ -236,6 +241,7 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
     OutermostTask outermost;
     mine = CatchTorch("backward", backward);
   }
+  failed_ = !mine.ok();
   ReleaseNodePins();
   TorchScope scope;
   stream_.Enter();
@@ -253,6 +259,7 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
     Discard();
   }
   running_ = nullptr;
+  failed_ = false;
   ForgetAccesses();
   return status;
 }
@@ -306,12 +313,6 @@ absl::Status Gradients::ReduceRest(absl::Status mine) {
   return agreed;
 }
 
-bool Gradients::AnyUsedWithoutGrad() const {
-  return std::any_of(flats_.begin(), flats_.end(), [](const auto& gradient) {
-    return gradient->flat().used_without_grad().load();
-  });
-}
-
 // The micro-batch becomes part of the step's gradients. All ranks know from the
 // agreement what any of them held, so all launch the sums of that, in this
 // order.
@@ -325,6 +326,7 @@ absl::Status Gradients::Commit(const std::vector<bool>& arrived,
     const std::vector<bool> late(held.begin() + first,
                                  held.begin() + first + n);
     first += n;
+    TESSERA_RETURN_IF_ERROR(CheckNoneLate(*flat, came, late));
     TESSERA_RETURN_IF_ERROR(flat->Commit(came));
     if (std::find(late.begin(), late.end(), true) != late.end()) {
       TESSERA_ASSIGN_OR_RETURN(const auto reduction,
@@ -385,6 +387,7 @@ absl::Status Gradients::CheckAttached() const {
 }
 
 int64_t Gradients::resident_bytes() const {
+  if (options_.uses_up) return 0;
   int64_t bytes = 0;
   for (const auto& flat : flats_) bytes += flat->resident_bytes();
   return bytes;

@@ -63,6 +63,8 @@ struct GradientOptions {
   int64_t accumulation = 1;  // micro-batches of a step
   // Gradients may be float16 somewhere, whatever the flats' dtypes are.
   bool half = false;
+  // All gradients are used within Run (MicroBatch::uses_up).
+  bool uses_up = false;
 };
 
 // One call of Backward.
@@ -88,8 +90,11 @@ struct MicroBatch {
   std::optional<double> outside_factor;
   // Called when the sums of a flat (by number) will be the step's gradient
   // unless a rank fails or a gradient comes late, while other flats are still
-  // being reduced. On any thread.
-  std::function<void(size_t flat)> reduced;
+  // being reduced. On any thread. An error fails the backward.
+  std::function<absl::Status(size_t flat)> reduced;
+  // `reduced` may use up gradients (FlatGradient::UseUp). A parameter that
+  // gets another gradient after its flat's sums were launched is an error then.
+  bool uses_up = false;
 };
 
 class Gradients {
@@ -155,6 +160,10 @@ class Gradients {
   // ranks.
   int64_t num_reductions() const { return num_reductions_; }
 
+  // Whether some rank has used up gradients in the last Run; true, too, if that
+  // failed before the ranks have told each other. LOCAL.
+  bool any_used_up() const { return any_used_up_; }
+
   // Makes this thread's current stream wait for Run's work. LOCAL.
   void Enter() { stream_.Enter(); }
   // Returns a flat's gradient, by number in the model's order. REQUIRES: Enter.
@@ -185,13 +194,17 @@ class Gradients {
   absl::Status LaunchReady(bool all);
   absl::Status FinishInFlight();
   absl::Status FinishStoring();
-  void TellReduced(bool stored);
+  absl::Status TellReduced(bool stored);
   absl::Status EndLocal(const absl::Status& backward);
   absl::Status ReduceRest(absl::Status mine);
   bool AnyGathersTogether() const;
   absl::Status AgreeOnFailing(const absl::Status& mine);
   absl::Status Agree(const absl::Status& mine, std::vector<bool>* arrived,
                      std::vector<bool>* held);
+  bool UsedUp() const;
+  absl::Status CheckNoneLate(const FlatGradient& flat,
+                             const std::vector<bool>& came,
+                             const std::vector<bool>& late) const;
   std::string TakePlacedWrites() const;
   absl::Status AddWeights(const std::vector<double>& weights);
   double unsent_weight() const;
@@ -227,6 +240,8 @@ class Gradients {
   WeightMeasure measure_;                // since Zero
   Weights weights_ = Weights::kUnknown;  // as the last agreement had them
   std::atomic<bool> any_outside_ = false;
+  bool failed_ = false;       // this rank's backward, in the running Run
+  bool any_used_up_ = false;  // of all ranks, in the last Run
   double total_weight_ = 0;
   int64_t num_reductions_ = 0;
   // The weights of Runs that did not reduce, and their first error.

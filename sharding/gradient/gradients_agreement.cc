@@ -135,8 +135,8 @@ double Gradients::unsent_weight() const {
   return local_weight_ + (running().another_loss ? 0 : *running().weight);
 }
 
-// One message per rank: which parameters arrived or are held, the rank's
-// weight, its position, a zero byte, what operators wrote at places that depend
+// One message per rank: which parameters arrived or are held, whether gradients
+// were used up, the rank's weight, its position, a zero byte, what operators wrote at places that depend
 // on their input (sharding/flat/placed_writes.h), a zero byte, its status as of
 // StatusToText.
 absl::Status Gradients::Agree(const absl::Status& mine,
@@ -147,17 +147,22 @@ absl::Status Gradients::Agree(const absl::Status& mine,
       const auto all,
       AllGatherValueAndText(
           comm_.get(), unsent_weight(),
-          absl::StrCat(PackBits(*arrived), PackBits(*held), running().position,
-                       kEnd, TakePlacedWrites(), kEnd, StatusToText(mine)),
+          absl::StrCat(PackBits(*arrived), PackBits(*held), UsedUp() ? 1 : 0,
+                       running().position, kEnd, TakePlacedWrites(), kEnd,
+                       StatusToText(mine)),
           CommTag{"agreement at the end of backward"}));
+  any_used_up_ = std::any_of(all.begin(), all.end(), [&](const auto& each) {
+    return each.text[2 * bytes] == '1';
+  });
   std::vector<double> weights;
   std::vector<absl::string_view> positions, writes;
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const absl::string_view text = all[rank].text;
-    const size_t end = text.find('\0', 2 * bytes);
+    const size_t begin = 2 * bytes + 1;
+    const size_t end = text.find('\0', begin);
     const size_t end_of_writes = text.find('\0', end + 1);
     weights.push_back(all[rank].value);
-    positions.push_back(text.substr(2 * bytes, end - 2 * bytes));
+    positions.push_back(text.substr(begin, end - begin));
     writes.push_back(text.substr(end + 1, end_of_writes - end - 1));
     const absl::Status status = StatusFromText(text.substr(end_of_writes + 1));
     if (!status.ok()) {

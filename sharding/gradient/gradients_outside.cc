@@ -11,6 +11,7 @@
 // Why calls are counted: an engine's own gradients are not in .grad(), where
 // zero_grad(), clip_grad_norm_() and optimizers look. They would do nothing,
 // and say nothing.
+#include <algorithm>
 #include <atomic>
 #include <string>
 
@@ -104,6 +105,12 @@ absl::StatusOr<bool> Gradients::WasZeroedByUser() const {
       *kept,
       "'; the gradients of a step are dropped together: call zero_grad() "
       "of the whole module, or Engine::ZeroGrad"));
+}
+
+bool Gradients::AnyUsedWithoutGrad() const {
+  return std::any_of(flats_.begin(), flats_.end(), [](const auto& gradient) {
+    return gradient->flat().used_without_grad().load();
+  });
 }
 
 absl::Status Gradients::TakeLooks() {

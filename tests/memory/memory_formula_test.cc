@@ -208,5 +208,70 @@ INSTANTIATE_TEST_SUITE_P(Groups, PeakTest,
                                             ::testing::Values("fp32", "bf16")),
                          NameOf);
 
+// args: a TrainingSpec. Returns the peak of gradients in a Backward, and what is
+// left of them for Step.
+TESSERA_RANK_FUNCTION(GradientsOfBackward) {
+  const TrainingSpec spec = TrainingSpec::FromText(args);
+  torch::manual_seed(1);
+  MemoryLedger& ledger = MemoryLedger::Host();
+  auto model = std::make_shared<DeepModel>();
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, spec, world.communicator()));
+  std::string bytes;
+  for (int step = 0; step < spec.steps; ++step) {
+    const at::Tensor loss = model->Loss(world.rank());
+    ledger.ResetPeak();
+    TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
+    const MemoryReport report = ledger.Report();
+    absl::StrAppend(&bytes, report[MemoryKind::kGradients].peak_bytes, " ",
+                    report[MemoryKind::kGradients].current_bytes, " ");
+    TESSERA_RETURN_IF_ERROR(engine->Step());
+  }
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return bytes;
+}
+
+class StepInBackwardTest
+    : public ::testing::TestWithParam<std::tuple<int, int, bool>> {};
+
+// Two blocks at most: one is reduced while the gradients of the next arrive.
+TEST_P(StepInBackwardTest, HoldsTheGradientsOfTheUnitsAtWork) {
+  TrainingSpec spec;
+  spec.steps = 2;
+  spec.stage = std::get<0>(GetParam());
+  spec.overlap = std::get<2>(GetParam());
+  spec.reduce_bucket_size = 1;
+  spec.more = "sharding{step_in_backward:true}";
+  const int world_size = std::get<1>(GetParam());
+  const int64_t unit = NumelOf(world_size).largest * 4;
+  // Alone a rank's sums are the gradients themselves.
+  const bool sums_apart = spec.stage >= 2 && world_size > 1;
+  // At stage 0 reductions always overlap.
+  const int64_t local = spec.overlap || spec.stage == 0 ? 2 * unit : unit;
+  const int64_t expected = local + (sums_apart ? unit / world_size : 0);
+  for (const auto& answer :
+       RankPool::Get(world_size)->Run("GradientsOfBackward", spec.ToText())) {
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    std::istringstream in(*answer);
+    for (int step = 0; step < spec.steps; ++step) {
+      int64_t peak = 0, left = -1;
+      ASSERT_TRUE(in >> peak >> left);
+      EXPECT_EQ(peak, expected) << "step " << step << ", B = " << unit;
+      EXPECT_EQ(left, 0) << "step " << step;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StepInBackwardTest,
+                         ::testing::Combine(::testing::Values(0, 1, 2, 3),
+                                            ::testing::Values(1, 2, 3, 4),
+                                            ::testing::Bool()),
+                         [](const auto& info) {
+                           return absl::StrCat(
+                               "Stage", std::get<0>(info.param), "World",
+                               std::get<1>(info.param),
+                               std::get<2>(info.param) ? "Overlap" : "InTurn");
+                         });
+
 }  // namespace
 }  // namespace tessera

@@ -232,6 +232,15 @@ INSTANTIATE_TEST_SUITE_P(
                              2)),
     NameOfCase);
 
+// Gradients that are used up as they come.
+INSTANTIATE_TEST_SUITE_P(
+    InBackward, PlanTruthTest,
+    ::testing::ValuesIn(Some(Times(Times(Times({"Gpt inback=1"}, kStages),
+                                         kWorlds),
+                                   kDtypes),
+                             5)),
+    NameOfCase);
+
 // Shards in groups of two, each with a replica.
 INSTANTIATE_TEST_SUITE_P(
     Groups, PlanTruthTest,

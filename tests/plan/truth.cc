@@ -63,7 +63,7 @@ void SetField(const std::string& field, const std::string& value,
   const std::map<std::string, bool*> switches = {
       {"fp32_norms", &truth->fp32_norms}, {"shared", &truth->shared},
       {"local", &truth->local},           {"keeps_heap", &truth->keeps_heap},
-      {"moved", &truth->moved},
+      {"moved", &truth->moved},           {"inback", &truth->in_backward},
   };
   if (texts.count(field) > 0) {
     *texts.at(field) = value;
@@ -160,6 +160,11 @@ proto::Config TruthCase::config() const {
       checkpointing->set_offload("nvme");
       checkpointing->set_nvme_path(::testing::TempDir());
     }
+  }
+  if (in_backward) {
+    config.mutable_sharding()->set_step_in_backward(true);
+    config.mutable_bf16()->set_check_grad_overflow(false);
+    config.set_gradient_clipping(0);
   }
   if (!disk.empty()) {
     config.set_gradient_clipping(0);  // so that early steps are kept

@@ -51,6 +51,7 @@ struct TruthCase {
   std::string optimizer = "AdamW";
   std::string frozen;              // a pattern of optimizer.param_groups
   std::string gradients = "fp32";  // data_types.grad_accum_dtype
+  bool in_backward = false;        // sharding.step_in_backward
   std::string masters = "fp32";    // data_types.master_dtype
 
   static TruthCase FromText(absl::string_view text);

@@ -124,7 +124,8 @@ void GradientReplay::Start(std::vector<size_t> bucket) {
 // As FlatGradient::TakeSums.
 void GradientReplay::Finish() {
   if (!in_flight_.empty()) FinishStoring();
-  for (const size_t i : std::exchange(in_flight_, {})) {
+  const std::vector<size_t> flats = std::exchange(in_flight_, {});
+  for (const size_t i : flats) {
     State& state = states_[i];
     const PlannedFlat& flat = flats_[i];
     const bool same = flat.keeps_sums;
@@ -146,7 +147,17 @@ void GradientReplay::Finish() {
       storing_.push_back(i);
     }
   }
+  if (options_.uses_up) {
+    for (const size_t i : flats) UseUp(i);
+  }
   held_->Remove(PlanKind::kGradients, std::exchange(packed_bytes_, 0));
+}
+
+// As FlatGradient::UseUp: its step needs no memory.
+void GradientReplay::UseUp(size_t i) {
+  held_->Remove(PlanKind::kGradients,
+                std::exchange(states_[i].reduced_bytes, 0));
+  FreeLocal(i);
 }
 
 void GradientReplay::FinishStoring() {
@@ -163,7 +174,7 @@ void GradientReplay::End() {
   FinishStoring();
   for (size_t i = 0; i < states_.size(); ++i) {
     State& state = states_[i];
-    if (!state.expected) continue;
+    if (!state.expected || options_.uses_up) continue;
     const PlannedFlat& flat = flats_[i];
     if (state.in_step) {
       if (flat.gradients == Tier::kMemory) EnsureReduced(i);

@@ -56,6 +56,7 @@ class GradientReplay {
   void Start(std::vector<size_t> bucket);
   void Finish();
   void FinishStoring();
+  void UseUp(size_t i);
   int64_t item_bytes(size_t i) const;
 
   const std::vector<PlannedFlat>& flats_;
