@@ -115,6 +115,7 @@ bool Trainer::MayNest(const at::Tensor& loss) const {
 absl::Status Trainer::Backward(const at::Tensor& loss,
                                const BackwardOptions& options) {
   TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
+  TESSERA_RETURN_IF_ERROR(CheckReducesInBackward());
   if (recomputed_ != nullptr) recomputed_->EndForward();
   const RefusalReport refusals(&guard_->model(), &optimization_, plan_);
   tracer_.EndForward();
@@ -123,7 +124,7 @@ absl::Status Trainer::Backward(const at::Tensor& loss,
   {
     const StepMemory::PhaseScope phase(MemoryPhase::kBackward);
     const TraceScope trace(TraceTrack::kMain, "backward");
-    status = refusals.In(RunBackward(loss, options));
+    status = refusals.In(EndStepsInBackward(RunBackward(loss, options)));
   }
   tracer_.EndBackward();
   if (status.ok() && options.weight != 0.0) {
@@ -161,7 +162,6 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
       config_.sharding().keep_freed_heap() && guard_->model().device().is_cpu();
   if (keeps_heap) ReturnFreedHeap();
   absl::Status status = optimization_.gradients()->Run(backward, micro_batch);
-  if (micro_batch.uses_up) status = EndStepsInBackward(status);
   ++backwards_;
   if (recomputed_ != nullptr) recomputed_->EndBackward();
   guard_->model().schedule()->EndPass();

@@ -164,6 +164,7 @@ class Trainer {
   at::Tensor Seed(const at::Tensor& loss, MicroBatch* micro_batch);
   void AllowEarlySteps(const BackwardOptions& options, MicroBatch* micro_batch);
   // trainer_in_backward.cc
+  absl::Status CheckReducesInBackward() const;
   absl::Status CheckStepsInBackward(const BackwardOptions& options) const;
   void StepInBackward(MicroBatch* micro_batch);
   absl::Status EndStepsInBackward(const absl::Status& backward);

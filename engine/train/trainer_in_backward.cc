@@ -1,5 +1,5 @@
-// Units that are stepped for good within a Backward (sharding.step_in_backward):
-// what forbids it, and what follows from it.
+// Units that are stepped for good within a Backward
+// (sharding.step_in_backward): what forbids it, and what follows from it.
 //
 // Why a Backward that fails then ends the engine: some units have the values of
 // the next step and some those of this one, and no gradient is left with which
@@ -16,12 +16,24 @@
 #include "engine/train/trainer.h"
 
 namespace tessera {
+namespace {
+
+constexpr char kWhy[] =
+    "; sharding.step_in_backward steps a unit as soon as it has a gradient";
+
+}  // namespace
+
+// This is not told to the other ranks: without sums there is no agreement.
+absl::Status Trainer::CheckReducesInBackward() const {
+  if (!settings_.gradients.uses_up || no_sync_ == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "Backward: an Engine::NoSyncScope keeps gradients for a later Backward",
+      kWhy, "; leave one of the two out"));
+}
 
 absl::Status Trainer::CheckStepsInBackward(
     const BackwardOptions& options) const {
   if (!settings_.gradients.uses_up) return absl::OkStatus();
-  constexpr char kWhy[] =
-      "; sharding.step_in_backward steps a unit as soon as it has a gradient";
   if (options.weight.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Backward: BackwardOptions::weight divides gradients by the weights of "
@@ -33,11 +45,6 @@ absl::Status Trainer::CheckStepsInBackward(
         "Backward: BackwardOptions::more_losses adds gradients to those of "
         "this loss",
         kWhy, "; add the losses up, or leave that key out"));
-  }
-  if (no_sync_ > 0) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "Backward: an Engine::NoSyncScope keeps gradients for a later Backward",
-        kWhy, "; leave one of the two out"));
   }
   return absl::OkStatus();
 }
@@ -58,6 +65,7 @@ void Trainer::StepInBackward(MicroBatch* micro_batch) {
 // No unit can be used until Step, whether this rank has stepped it or not: all
 // ranks are to come to the same error.
 absl::Status Trainer::EndStepsInBackward(const absl::Status& backward) {
+  if (!settings_.gradients.uses_up) return backward;
   if (backward.ok()) {
     guard_->life().SetHalfStepped(true);
     for (const auto& flat : guard_->model().flats()) flat->Block();

@@ -241,7 +241,7 @@ class FlatParameter final : public FlatDescription,
   FlatBuffer unwritten_ ABSL_GUARDED_BY(mutex_);
   Life life_ ABSL_GUARDED_BY(mutex_) = Life::kReleased;
   bool free_when_unpinned_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status failed_ ABSL_GUARDED_BY(mutex_);   // to be gathered
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // to be gathered
   // Set by Summoning::BeginElsewhere, and by Block.
   absl::Status blocked_ ABSL_GUARDED_BY(mutex_);
   TracedGather traced_ ABSL_GUARDED_BY(mutex_);

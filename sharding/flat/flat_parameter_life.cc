@@ -162,6 +162,9 @@ absl::StatusOr<bool> FlatParameter::TryPrepareUpdate(
     if (!parameters[i]) continue;
     torch::autograd::impl::bump_version(this->parameters()[i].tensor);
   }
+  absl::MutexLock lock(&mutex_);
+  SetBlocked();  // again: what was arriving has been shown
+  storages_.Hide();
   return true;
 }
 

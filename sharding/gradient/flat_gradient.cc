@@ -270,12 +270,6 @@ absl::Status FlatGradient::FinishStore() {
   return is_stored_ ? stored().FinishStore() : absl::OkStatus();
 }
 
-void FlatGradient::UseUp() {
-  for (ParameterGradient& p : parameters_) p.used_up = p.expected;
-  reduced_.Reset();
-  local_.Reset();
-}
-
 absl::StatusOr<Raised> FlatGradient::Raise() const {
   return Raised::Of(elsewhere());
 }

@@ -82,12 +82,12 @@ class FlatGradient {
   void SetLate() { late_ = true; }
   bool late() const { return late_; }
 
+  // Whether every expected parameter has arrived in this backward.
+  bool AllArrived() const { return num_missing_ == 0; }
   bool AnyExpected() const { return num_expected_ > 0; }
   // Whether every expected parameter has arrived in this backward and no more
   // can come.
   bool Complete() const { return num_missing_ == 0 && !late_; }
-  // Whether every expected parameter has arrived in this backward.
-  bool AllArrived() const { return num_missing_ == 0; }
 
   // Returns the local flat gradient [P] in the reduce dtype, divided by
   // `predivide`; what did not arrive is zero. Gradients that arrive from now on

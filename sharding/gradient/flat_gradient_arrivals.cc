@@ -171,6 +171,12 @@ absl::Status FlatGradient::FoldSmall() {
   return absl::OkStatus();
 }
 
+void FlatGradient::UseUp() {
+  for (ParameterGradient& p : parameters_) p.used_up = p.expected;
+  reduced_.Reset();
+  local_.Reset();
+}
+
 bool FlatGradient::used_up() const {
   return std::any_of(parameters_.begin(), parameters_.end(),
                      [](const auto& p) { return p.used_up; });

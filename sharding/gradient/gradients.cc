@@ -241,9 +241,9 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
     OutermostTask outermost;
     mine = CatchTorch("backward", backward);
   }
-  failed_ = !mine.ok();
   ReleaseNodePins();
   TorchScope scope;
+  failed_ = !mine.ok();
   stream_.Enter();
   absl::Status status = CatchTorch(kReduction, [&] {
     if (!micro_batch.reduce) return EndLocal(mine);
@@ -359,7 +359,10 @@ void Gradients::Zero() {
   num_reductions_ = 0;
   measure_ = WeightMeasure();
   total_weight_ = 0;
-  for (auto& flat : flats_) flat->Zero();
+  for (auto& flat : flats_) {
+    if (options_.uses_up) flat->UseUp();  // nothing stays from step to step
+    flat->Zero();
+  }
   ForgetAccesses();
 }
 

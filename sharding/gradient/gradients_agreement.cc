@@ -136,9 +136,9 @@ double Gradients::unsent_weight() const {
 }
 
 // One message per rank: which parameters arrived or are held, whether gradients
-// were used up, the rank's weight, its position, a zero byte, what operators wrote at places that depend
-// on their input (sharding/flat/placed_writes.h), a zero byte, its status as of
-// StatusToText.
+// were used up, the rank's weight, its position, a zero byte, what operators
+// wrote at places that depend on their input (sharding/flat/placed_writes.h), a
+// zero byte, its status as of StatusToText.
 absl::Status Gradients::Agree(const absl::Status& mine,
                               std::vector<bool>* arrived,
                               std::vector<bool>* held) {

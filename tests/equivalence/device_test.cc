@@ -114,6 +114,19 @@ TEST_P(DeviceTest, RemaindersOfMasters) {
   ExpectEqualsOracle(spec_, 2);
 }
 
+TEST_P(DeviceTest, StepsInBackward) {
+  spec_.gradients = false;  // they are gone
+  spec_.more = "sharding{step_in_backward:true,max_unit_numel:500}";
+  spec_.reduce_bucket_size = 1;
+  spec_.check_overflow = false;
+  for (const int stage : {0, 1, 2, 3}) {
+    spec_.stage = stage;
+    spec_.dtype = stage % 2 == 0 ? "fp32" : "bf16";
+    spec_.clipping_value = stage < 2 ? 0.002 : 0;
+    for (const int world_size : {1, 2}) ExpectEqualsOracle(spec_, world_size);
+  }
+}
+
 TEST_P(DeviceTest, ShardGroups) {
   spec_.model = "Gpt";
   spec_.shard_group = 2;

@@ -90,10 +90,11 @@ INSTANTIATE_TEST_SUITE_P(All, StepInBackwardBits,
 // was expected; a parameter in two places; writes of the program.
 TEST(StepInBackward, OfModelsWhoseGradientsComeOtherwise) {
   for (const char* const model :
-       {"Recomputing", "ChangingRank", "Thawed", "Tied", "Clamped",
-        "UsedTwice", "SparseEmbedding"}) {
+       {"Recomputing", "ChangingRank", "Thawed", "Tied", "Clamped", "UsedTwice",
+        "SparseEmbedding"}) {
     for (const int stage : {0, 2, 3}) {
       TrainingSpec spec = SpecOf(stage);
+      spec.more = "sharding{step_in_backward:true,max_unit_numel:100}";
       spec.model = model;
       ExpectEqualsOracle(spec, 2);
       if (HasFailure()) FAIL() << model << " at stage " << stage;
@@ -108,17 +109,6 @@ TEST(StepInBackward, OfReplicasAndRecomputedUnits) {
   spec.stage = 3;
   spec.recompute = "auto";
   ExpectEqualsOracle(spec, 4);
-}
-
-TEST(StepInBackward, OnADevice) {
-  for (const int stage : {0, 1, 3}) {
-    TrainingSpec spec = SpecOf(stage);
-    spec.device = stage == 3 ? "1/workers" : "1";
-    spec.dtype = stage == 1 ? "bf16" : "fp32";
-    spec.check_overflow = false;
-    spec.clipping_value = 0.002;
-    ExpectEqualsOracle(spec, 2);
-  }
 }
 
 // ---- What is allowed, and what is not
@@ -140,9 +130,9 @@ INSTANTIATE_TEST_SUITE_P(Stage, StepInBackwardTest,
 // Returns a model after one step: it knows which layer gets no gradient.
 absl::StatusOr<Trainee> MakeTrainee(absl::string_view args,
                                     const World& world) {
-  TESSERA_ASSIGN_OR_RETURN(Trainee t,
-                           Trainee::Make(TrainingSpec::FromText(args),
-                                         world.communicator()));
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t,
+      Trainee::Make(TrainingSpec::FromText(args), world.communicator()));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
   return t;
 }
@@ -184,8 +174,8 @@ TESSERA_RANK_FUNCTION(CallsBeforeStep) {
        {"Close", t.engine->Close()}}));
   for (const char* const name : {kFirst, kLast}) {
     const at::Tensor w = t.parameter(name);
-    const absl::Status used = CatchTorch(
-        "use", [&] { (void)w.detach().square().sum().item(); });
+    const absl::Status used =
+        CatchTorch("use", [&] { (void)w.detach().square().sum().item(); });
     if (used.ok()) return absl::InternalError("a stepped unit was used");
   }
   TESSERA_RETURN_IF_ERROR(t.engine->Step());
@@ -266,8 +256,8 @@ TEST_P(StepInBackwardTest, AUseOfASteppedUnitIsAnError) {
 TESSERA_RANK_FUNCTION(UnpackAfterStep) {
   TESSERA_ASSIGN_OR_RETURN(Trainee t, MakeTrainee(args, world));
   const at::Tensor first = t.parameter(kFirst), last = t.parameter(kLast);
-  const at::Tensor other = first.flatten().narrow(0, 0, 5) *
-                           last.detach().flatten().narrow(0, 0, 5);
+  const at::Tensor other =
+      first.flatten().narrow(0, 0, 5) * last.detach().flatten().narrow(0, 0, 5);
   return LostBy(&t, other.sum() + t.Loss(1), [] {});
 }
 

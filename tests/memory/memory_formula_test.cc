@@ -208,8 +208,8 @@ INSTANTIATE_TEST_SUITE_P(Groups, PeakTest,
                                             ::testing::Values("fp32", "bf16")),
                          NameOf);
 
-// args: a TrainingSpec. Returns the peak of gradients in a Backward, and what is
-// left of them for Step.
+// args: a TrainingSpec. Returns the peak of gradients in a Backward, and what
+// is left of them for Step.
 TESSERA_RANK_FUNCTION(GradientsOfBackward) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   torch::manual_seed(1);

@@ -235,10 +235,8 @@ INSTANTIATE_TEST_SUITE_P(
 // Gradients that are used up as they come.
 INSTANTIATE_TEST_SUITE_P(
     InBackward, PlanTruthTest,
-    ::testing::ValuesIn(Some(Times(Times(Times({"Gpt inback=1"}, kStages),
-                                         kWorlds),
-                                   kDtypes),
-                             5)),
+    ::testing::ValuesIn(Some(
+        Times(Times(Times({"Gpt inback=1"}, kStages), kWorlds), kDtypes), 5)),
     NameOfCase);
 
 // Shards in groups of two, each with a replica.
