@@ -174,7 +174,7 @@ class Size:
                 for word in ('--' + name, str(getattr(self, name)))]
 
     def config(self, stage, **sharding):
-        """What bench_train's flags say, and this of `sharding`."""
+        """The configuration of bench_train's flags, with keys of `sharding`."""
         return {
             'train_micro_batch_size_per_gpu': self.micro_batch,
             'gradient_clipping': 0,

@@ -113,7 +113,7 @@ TEST(StepInBackward, IsRefusedWithWhatNeedsAllGradients) {
       {absl::StrCat(kAdamW, R"(, "gradient_accumulation_steps": 2)"),
        "gradient_accumulation_steps is 2"},
       {absl::StrCat(kAdamW, R"(, "adaptive_gradient_clipping": 0.1)"),
-       "adaptive_gradient_clipping is given"},
+       "adaptive_gradient_clipping is 0.1"},
       {absl::StrCat(kAdamW, R"(, "fp16": {"enabled": true})"),
        "fp16.enabled is true"},
       {absl::StrCat(kAdamW, R"(, "bf16": {"enabled": true})"),

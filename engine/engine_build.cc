@@ -118,6 +118,10 @@ absl::StatusOr<Partition> Engine::Impl::Plan(const EngineOptions& options) {
   settings_.step.adaptive_clipping =
       AdaptiveClippingOf(choice, config_.adaptive_gradient_clipping());
   settings_.step.group_max_norms = std::move(choice.max_norms);
+  if (!settings_.step.group_max_norms.empty() ||
+      !settings_.step.adaptive_clipping.empty()) {
+    settings_.narrow_gradients = false;  // they are changed
+  }
   TESSERA_RETURN_IF_ERROR(CheckStepInBackward(config_, settings_));
   for (OptimizerOptions& group : choice.groups.options) {
     group.lr *= RateFactorOf(config_);

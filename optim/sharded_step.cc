@@ -58,10 +58,12 @@ const DeviceKernels* NormKernels(const Flats& flats, double norm_type) {
   if (kernels == nullptr) return nullptr;
   for (const auto& flat : flats) {
     const bool complex = flat->parameters()[0].tensor.is_complex();
-    const at::ScalarType dtype = flat->gradient_dtype();
-    if (!kernels->HasNorm(norm_type,
-                          complex ? at::toComplexType(dtype) : dtype)) {
-      return nullptr;
+    for (const at::ScalarType dtype :
+         {flat->gradient_dtype(), flat->kept_gradient_dtype()}) {
+      if (!kernels->HasNorm(norm_type,
+                            complex ? at::toComplexType(dtype) : dtype)) {
+        return nullptr;
+      }
     }
   }
   return kernels;

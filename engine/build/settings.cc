@@ -213,9 +213,8 @@ GradientOptions GradientsOf(const proto::Config& config, int world_size) {
   return gradients;
 }
 
-// Where a step's gradient has one micro-batch, which is this rank's, and what
-// steps it takes 16 bits without a copy. It is not decided by groups' own
-// clipping, since a change widens it (FlatGradient::RaiseToChange).
+// A step's gradient has one micro-batch, which is this rank's, and what steps
+// it takes 16 bits without a copy.
 bool KeepsNarrowGradients(const proto::Config& config, const Settings& settings,
                           int world_size) {
   const auto takes = [](const std::optional<OptimizerOptions>& o) {
@@ -223,9 +222,15 @@ bool KeepsNarrowGradients(const proto::Config& config, const Settings& settings,
            (!o->libtorch_exact && !o->libtorch_fused && o->custom == nullptr &&
             !IsDirection(FormulaOf(*o)));
   };
+  const auto& groups = config.optimizer().param_groups();
+  const auto clips = [](const proto::ParamGroup& group) {
+    return group.has_gradient_clipping() ||
+           group.has_adaptive_gradient_clipping();
+  };
   return world_size == 1 && settings.gradients.accumulation == 1 &&
          settings.gradients.predivide == 1 && settings.step.max_value == 0 &&
          config.adaptive_gradient_clipping() == 0 &&
+         std::none_of(groups.begin(), groups.end(), clips) &&
          takes(settings.optimizer) && takes(settings.muon);
 }
 

@@ -21,8 +21,8 @@ class EngineLife {
   // Returns FailedPrecondition after Close and within a Backward, and the error
   // of Lose. LOCAL.
   absl::Status CheckUsable() const;
-  // Does the same for all calls but Step, which is the only one that may follow
-  // a Backward with sharding.step_in_backward. LOCAL.
+  // Does the same for all calls except Step, which is the only one that may
+  // follow a Backward with sharding.step_in_backward. LOCAL.
   absl::Status CheckOpen() const;
   // Returns FailedPrecondition while a scope of Engine::Summon is open. LOCAL.
   absl::Status CheckNotSummoned() const;
@@ -38,6 +38,7 @@ class EngineLife {
   // Units may be stepped and not published: a Step must follow. Identical on
   // all ranks.
   void SetHalfStepped(bool half_stepped) { half_stepped_ = half_stepped; }
+  bool half_stepped() const { return half_stepped_; }
   // Set by Engine::SwapInAverages and SwapOutAverages.
   bool averaged() const { return averaged_; }
   void SetAveraged(bool averaged) { averaged_ = averaged; }

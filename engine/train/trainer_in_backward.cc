@@ -49,7 +49,8 @@ absl::Status Trainer::CheckStepsInBackward(
   return absl::OkStatus();
 }
 
-// Whoever reads masters or states is done before the first unit is stepped.
+// Waits for readers of masters and states (asynchronous checkpoints): a unit
+// may be stepped from now on.
 void Trainer::StepInBackward(MicroBatch* micro_batch) {
   guard_->BeforeChange();
   optimization_.optimizer()->in_backward().Begin(groups_.Scheduled(step_),
@@ -77,7 +78,7 @@ absl::Status Trainer::EndStepsInBackward(const absl::Status& backward) {
 }
 
 void Trainer::EndHalfStepped() {
-  if (!settings_.gradients.uses_up) return;
+  if (!guard_->life().half_stepped()) return;
   guard_->life().SetHalfStepped(false);
   for (const auto& flat : guard_->model().flats()) flat->Unblock();
 }

@@ -31,7 +31,8 @@ absl::Status Trainer::CheckStep() {
   TESSERA_RETURN_IF_ERROR(guard_->life().CheckUsable());
   TESSERA_RETURN_IF_ERROR(guard_->life().CheckNotSummoned());
   TESSERA_RETURN_IF_ERROR(guard_->life().CheckNotAveraged());
-  TESSERA_RETURN_IF_ERROR(TakeZeroGrad());
+  // zero_grad() finds no gradients where they have been used.
+  if (!guard_->life().half_stepped()) TESSERA_RETURN_IF_ERROR(TakeZeroGrad());
   if (optimization_.optimizer() == nullptr) {
     return absl::FailedPreconditionError(
         "Step: the configuration has no optimizer");

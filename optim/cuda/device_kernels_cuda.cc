@@ -42,10 +42,12 @@ class CudaKernels final : public DeviceKernels {
     const OnDevice on(sum.device());
     auto* const words =
         reinterpret_cast<uint64_t*>(sum.mutable_data_ptr<int64_t>());
+    bool any = false;
     VisitNormBatches(parts, [&](const auto& batch) {
       Check(AddToNormCuda(batch, NormPowerOf(p), words, on.stream()));
+      any = true;
     });
-    Check(CarryNormCuda(words, on.stream()));
+    if (any) Check(CarryNormCuda(words, on.stream()));
   }
 
   void FinishNorm(const at::Tensor& all, const NormFinish& finish,

@@ -12,6 +12,7 @@
 
 namespace tessera {
 
+// Visits those of dtype T.
 template <typename T, typename Visit>
 void VisitNormBatchesOf(at::ScalarType dtype, absl::Span<const NormPart> parts,
                         const Visit& visit) {

@@ -52,8 +52,8 @@ struct NormSegment {
   int64_t blocks = 0;  // that it touches
 };
 
-// Segments that are added by one launch. Their blocks are numbered through, in
-// the order of the segments.
+// Segments that are added by one launch. Their blocks are numbered
+// consecutively, in the order of the segments.
 template <typename T>
 struct NormBatch {
   // A launch takes at most 4 KiB of arguments.

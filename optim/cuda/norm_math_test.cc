@@ -150,7 +150,7 @@ TEST(NormMathTest, CutsDoNotMatter) {
   }
 }
 
-// Each group of threads takes every so manieth block of all segments.
+// Each group of threads takes every n-th block of all segments.
 TEST(NormMathTest, ABatchIsItsSegments) {
   torch::manual_seed(3);
   constexpr int64_t kNumels[] = {1, 64, 3, 5000, 63, 65, 129};

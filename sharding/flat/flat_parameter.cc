@@ -100,6 +100,7 @@ absl::Status FlatParameter::Pin() {
         "[", name(), "] its tessera::Engine was destroyed without Close()"));
   }
   TESSERA_RETURN_IF_ERROR(blocked_);
+  TESSERA_RETURN_IF_ERROR(stepped_);
   // kReleased: by a graph that outlived the engine.
   if (life_ == Life::kOwned) {
     TESSERA_RETURN_IF_ERROR(std::exchange(failed_, absl::OkStatus()));
@@ -164,7 +165,9 @@ absl::Status FlatParameter::AwaitArrival() {
 
 void FlatParameter::StartGather(bool ahead) {
   absl::MutexLock lock(&mutex_);
-  if (!blocked_.ok()) return;  // the others do not gather it either
+  // The others do not gather it either; those that have yet to step it would
+  // wait for one that has, and learn that ranks are in different collectives.
+  if (!blocked_.ok() || !stepped_.ok()) return;
   // On a single rank this call itself makes the gather, and would wait for the
   // update, except where the shard comes from a disk.
   const bool from_disk = states_->At(ShardStates::kWorking).on_disk();

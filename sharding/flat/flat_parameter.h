@@ -214,7 +214,7 @@ class FlatParameter final : public FlatDescription,
   void DropUnwritten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropMemory(Life life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void SetBlocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetStepped(absl::string_view how) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::shared_ptr<Schedule> schedule_;
   UserWrites writes_;
@@ -241,9 +241,9 @@ class FlatParameter final : public FlatDescription,
   FlatBuffer unwritten_ ABSL_GUARDED_BY(mutex_);
   Life life_ ABSL_GUARDED_BY(mutex_) = Life::kReleased;
   bool free_when_unpinned_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // to be gathered
-  // Set by Summoning::BeginElsewhere, and by Block.
-  absl::Status blocked_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);   // to be gathered
+  absl::Status blocked_ ABSL_GUARDED_BY(mutex_);  // Summoning::BeginElsewhere
+  absl::Status stepped_ ABSL_GUARDED_BY(mutex_);  // from Block until Unblock
   TracedGather traced_ ABSL_GUARDED_BY(mutex_);
 };
 

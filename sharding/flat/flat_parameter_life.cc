@@ -127,12 +127,11 @@ absl::Status FlatParameter::TakeStorages() {
       });
 }
 
-void FlatParameter::SetBlocked() {
-  blocked_ = absl::FailedPreconditionError(absl::StrCat(
-      "[", name(),
-      "] the unit was stepped within backward (sharding.step_in_backward) and "
-      "is used before Engine::Step; use it before its last gradient or after "
-      "Step, or leave that key out"));
+void FlatParameter::SetStepped(absl::string_view how) {
+  stepped_ = absl::FailedPreconditionError(
+      absl::StrCat("[", name(), "] the unit ", how,
+                   " Engine::Step (sharding.step_in_backward); use it "
+                   "earlier, or after Step, or leave that key out"));
   ready_ = false;  // the next pin takes the lock, and fails
 }
 
@@ -140,14 +139,14 @@ void FlatParameter::SetBlocked() {
 // pins are looked at after ready_ was set: one of the two sees the other.
 absl::StatusOr<bool> FlatParameter::TryPrepareUpdate(
     const std::vector<bool>& parameters) {
+  constexpr char kHow[] = "was stepped within backward, and is used before";
   {
     absl::MutexLock lock(&mutex_);
     const bool was_ready = ready_;
-    const absl::Status before = blocked_;
-    if (pins_ > 0) return false;
-    SetBlocked();
+    if (pins_ > 0 || !blocked_.ok()) return false;
+    SetStepped(kHow);
     if (pins_ > 0) {
-      blocked_ = before;
+      stepped_ = absl::OkStatus();
       ready_ = was_ready;
       return false;
     }
@@ -163,22 +162,23 @@ absl::StatusOr<bool> FlatParameter::TryPrepareUpdate(
     torch::autograd::impl::bump_version(this->parameters()[i].tensor);
   }
   absl::MutexLock lock(&mutex_);
-  SetBlocked();  // again: what was arriving has been shown
+  SetStepped(kHow);  // again: what was arriving has been shown
   storages_.Hide();
   return true;
 }
 
+// What somebody holds stays shown: it is not stepped, and Step refuses it.
 void FlatParameter::Block() {
   absl::MutexLock lock(&mutex_);
-  if (!blocked_.ok() || life_ != Life::kOwned) return;
-  SetBlocked();
-  storages_.Hide();
+  if (!stepped_.ok() || life_ != Life::kOwned) return;
+  SetStepped("is used between Backward and");
+  if (pins_ == 0) storages_.Hide();
 }
 
 void FlatParameter::Unblock() {
   absl::MutexLock lock(&mutex_);
-  if (blocked_.ok()) return;
-  blocked_ = absl::OkStatus();
+  if (stepped_.ok()) return;
+  stepped_ = absl::OkStatus();
   if (life_ != Life::kOwned || traits_.can_be_freed || copy_->arriving() ||
       !copy_->whole().defined()) {
     return;  // its next pin shows it

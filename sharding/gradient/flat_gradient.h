@@ -113,6 +113,8 @@ class FlatGradient {
   void DropMicroBatch();
   // Forgets the step's gradient too.
   void Zero();
+  // Drops memory that stages 0 and 1 keep for the next step. REQUIRES: Zero.
+  void DropLocal() { local_.Reset(); }
 
   FlatParameter& flat() const { return *flat_; }
   size_t num_parameters() const { return parameters_.size(); }

@@ -360,8 +360,8 @@ void Gradients::Zero() {
   measure_ = WeightMeasure();
   total_weight_ = 0;
   for (auto& flat : flats_) {
-    if (options_.uses_up) flat->UseUp();  // nothing stays from step to step
     flat->Zero();
+    if (options_.uses_up) flat->DropLocal();
   }
   ForgetAccesses();
 }

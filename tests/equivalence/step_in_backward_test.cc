@@ -178,6 +178,7 @@ TESSERA_RANK_FUNCTION(CallsBeforeStep) {
         CatchTorch("use", [&] { (void)w.detach().square().sum().item(); });
     if (used.ok()) return absl::InternalError("a stepped unit was used");
   }
+  t.model->zero_grad();  // of gradients that are used
   TESSERA_RETURN_IF_ERROR(t.engine->Step());
   TESSERA_RETURN_IF_ERROR(t.TrainStep(2));
   if (t.engine->step() != 3) return absl::InternalError("step() is not 3");
