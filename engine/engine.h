@@ -91,9 +91,9 @@ class Engine {
   // share). FailedPrecondition: a rank called Step or ZeroGrad that another did
   // not; .grad() has gradients that came from elsewhere
   // (BackwardOptions::add_outside); with accumulation, a second Backward before
-  // Step (more_losses), or one after a zero_grad() of the module in the middle
-  // of a step. With sharding.step_in_backward only Step may follow, and an
-  // error on any rank ends the engine once a unit was stepped. COLLECTIVE.
+  // Step (more_losses), or one after the module's zero_grad() within a step. With
+  // sharding.step_in_backward only Step may follow (not Close), and an error ends
+  // the engine once a unit was stepped. COLLECTIVE.
   //
   // Within a NoSyncScope, and with sharding.accumulation "local" before the
   // last micro-batch of a step, gradients stay on this rank, added up in
@@ -356,10 +356,8 @@ class Engine {
   // Makes every parameter whole and plain again and removes all hooks. The
   // module is then as if the engine had never been, except that frozen
   // parameters have values rounded to their working dtype, as they have no
-  // masters. COLLECTIVE. FailedPrecondition between Backward and Step with
-  // sharding.step_in_backward. If it returns an error, it may be called again,
-  // unless the error is the last Step's own (see Step): then the engine is
-  // closed.
+  // masters. COLLECTIVE. If it returns an error, it may be called again, unless
+  // the error is the last Step's own (see Step): then the engine is closed.
   absl::Status Close();
 
   // Return the bytes of model states that this rank holds between uses, and

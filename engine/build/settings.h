@@ -58,8 +58,8 @@ struct Settings {
   ActivationOffload activations;
   bool cast_inputs = false;
   bool check_writes = false;
-  bool shard_alone = false;  // one rank gathers what it has
-  std::optional<Determinism> determinism;         // on devices; absent: off
+  bool shard_alone = false;                // one rank gathers what it has
+  std::optional<Determinism> determinism;  // on devices; absent: off
   std::optional<BufferSync::Values> buffer_sync;  // absent: local
   int shard_group_size = 1;  // the world size where there are no replicas
 };

@@ -11,10 +11,10 @@
 //   2      P                 P/W      P/W + 2B            2P/W
 //   3      P/W + 3B          P/W      P/W + 2B            2P/W
 //
-// With sharding.step_in_backward gradients are 2B at all stages, and two shards,
-// where no unit waits for a gradient. Accumulation adds P or P/W of gradients, accumulation on each rank P.
-// Masters have memory of their own only where the working copy has 16 bits.
-// Activations do not count.
+// With sharding.step_in_backward gradients are 2B at all stages, and two
+// shards, where no unit waits for a gradient. Accumulation adds P or P/W of
+// gradients, accumulation on each rank P. Masters have memory of their own only
+// where the working copy has 16 bits. Activations do not count.
 #ifndef ENGINE_PLAN_STAGE_CHOICE_H_
 #define ENGINE_PLAN_STAGE_CHOICE_H_
 
