@@ -89,11 +89,10 @@ class Engine {
   // stays usable, unless the failed rank had to leave the others inside of a
   // collective (out of memory there; at stage 3, a failure that not all ranks
   // share). FailedPrecondition: a rank called Step or ZeroGrad that another did
-  // not; .grad() has gradients that came from elsewhere
-  // (BackwardOptions::add_outside); with accumulation, a second Backward before
-  // Step (more_losses), or one after the module's zero_grad() within a step. With
-  // sharding.step_in_backward only Step may follow (not Close), and an error ends
-  // the engine once a unit was stepped. COLLECTIVE.
+  // not; .grad() has gradients from elsewhere (BackwardOptions::add_outside);
+  // with accumulation, a second Backward before Step (more_losses), or one
+  // after the module's zero_grad() within a step. COLLECTIVE. With
+  // sharding.step_in_backward only Step follows; an error may end the engine.
   //
   // Within a NoSyncScope, and with sharding.accumulation "local" before the
   // last micro-batch of a step, gradients stay on this rank, added up in
