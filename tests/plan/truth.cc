@@ -79,19 +79,19 @@ void SetField(const std::string& field, const std::string& value,
 }  // namespace
 
 TruthModel MakeTruthModel(const std::string& name) {
-  if (name == "Gpt") return GptOf(256, 4, kBatch, kSeq);
+  if (name == "Gpt") return GptOf(128, 4, kBatch, kSeq);
   // Mostly parameters, and mostly activations; and each of 100 MB and more.
-  if (name == "WideGpt") return GptOf(320, 6, 1, 64);
+  if (name == "WideGpt") return GptOf(320, 6, 1, 32);
   if (name == "LongGpt") return GptOf(128, 6, 16, 96);
   if (name == "LargeWideGpt") return GptOf(512, 6, 1, 64);
-  if (name == "LargeLongGpt") return GptOf(192, 6, 16, 96);
+  if (name == "LargeLongGpt") return GptOf(64, 6, 48, 96);
   if (name == "Llama") {
     return OfTokens(std::make_shared<LlamaImpl>(LlamaOptions()
-                                                    .dim(256)
+                                                    .dim(128)
                                                     .layers(4)
                                                     .heads(4)
                                                     .kv_heads(2)
-                                                    .hidden(640)
+                                                    .hidden(320)
                                                     .vocab(kVocab)));
   }
   const auto own = OwnTruthModels().find(name);
