@@ -27,7 +27,8 @@ namespace {
 bool SameBits(const at::Tensor& a, const at::Tensor& b) {
   TorchScope scope;
   const at::Tensor x = a.contiguous().cpu(), y = b.contiguous().cpu();
-  return std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
+  return x.nbytes() == 0 ||  // then they may lie nowhere
+         std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }
 
 std::string TypeOf(const TensorPlace& place, at::Device device) {

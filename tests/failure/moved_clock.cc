@@ -160,8 +160,10 @@ time_t time(time_t* now) noexcept {
   return seconds;
 }
 
-// Libraries wait for futexes by it.
-long syscall(long number, ...) noexcept {
+// Libraries wait for futexes by it. It reads six arguments, however many there
+// are.
+__attribute__((no_sanitize("address"))) long syscall(long number,
+                                                     ...) noexcept {
   va_list arguments;
   va_start(arguments, number);
   long a[6];

@@ -175,7 +175,9 @@ void PlainTraining::Average(Parameter* p,
   for (const std::string& bytes : sent) {
     any |= !bytes.empty();
     Tensor term = torch::zeros(p->master.sizes(), dtype);
-    memcpy(term.mutable_data_ptr(), bytes.data(), bytes.size());
+    if (!bytes.empty()) {
+      memcpy(term.mutable_data_ptr(), bytes.data(), bytes.size());
+    }
     if (Is16Bit(dtype)) term = term.to(at::kFloat);
     sum = sum.defined() ? sum + term : term;
   }
