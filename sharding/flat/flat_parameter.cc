@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/bits.h"
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
 #include "base/trace/trace.h"
@@ -28,7 +27,12 @@ int64_t GatheredBytes(const WorkingCopy& copy, const ShardStates& states) {
 // must lie nowhere before its memory does.
 void FlatParameter::Free() {
   const TraceScope trace(TraceTrack::kFree, "free", name());
-  if (writes_.TakeDirty()) WriteBack();
+  if (writes_.TakeDirty()) {
+    TorchScope scope;
+    uses_.OrderAfter();
+    states_->Order();
+    writes_.TakeOver(*this, copy_->whole(), states_.get());
+  }
   if (traits_.can_be_freed) {
     storages_.Unpoint();
     uses_.Use();  // a part of it may be kept
@@ -38,45 +42,6 @@ void FlatParameter::Free() {
   if (traits_.keeps_secondary) states_->SetChanged();
   storages_.Follow(copy_->whole());
   free_when_unpinned_ = false;
-}
-
-// Which elements of split masters a write changes is known only from the
-// working shard as it was. Where the program writes into that itself, it is
-// kept until the write is taken over.
-absl::Status FlatParameter::KeepUnwritten() {
-  ShardStates& states = *states_;
-  if (!states.splits() || writes_.dirty()) return absl::OkStatus();
-  const TieredBuffer& shard = states.At(ShardStates::kWorking);
-  if (!shard.in_memory() || !copy_->whole().defined()) return absl::OkStatus();
-  const at::Tensor written = copy_->whole().View(owned());
-  if (written.const_data_ptr() != shard.View().const_data_ptr()) {
-    return absl::OkStatus();
-  }
-  TorchScope scope;
-  TESSERA_ASSIGN_OR_RETURN(
-      unwritten_, FlatBuffer::Allocate(written.numel(), dtype(), device(),
-                                       MemoryKind::kWorking, Fill::kNone));
-  unwritten_.View().copy_(written);
-  return absl::OkStatus();
-}
-
-void FlatParameter::DropUnwritten() {
-  if (!unwritten_.defined()) return;
-  KeepForCurrentStream(unwritten_.View());
-  unwritten_.Reset();
-}
-
-// What the user wrote into the working copy goes to its owner's part.
-void FlatParameter::WriteBack() {
-  TorchScope scope;
-  uses_.OrderAfter();
-  states_->Order();
-  const FlatBuffer& whole = copy_->whole();
-  writes_.TakeOver(*this, whole);
-  not_written_.Update(
-      states_->TakeWorking(whole.View(owned()), unwritten_.View()));
-  DropUnwritten();
-  states_->SetChanged();
 }
 
 void FlatParameter::NotePlacedWrite(int slot, const std::string& op) {
@@ -211,7 +176,7 @@ absl::Status FlatParameter::PrepareWrite() {
   if (life_ != Life::kOwned) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(AwaitArrival());
   TESSERA_RETURN_IF_ERROR(copy_->PrepareWrite());
-  TESSERA_RETURN_IF_ERROR(KeepUnwritten());
+  TESSERA_RETURN_IF_ERROR(writes_.KeepBefore(*this, *states_, copy_->whole()));
   storages_.Follow(copy_->whole());
   writes_.SetDirty(true);
   return absl::OkStatus();
@@ -234,7 +199,7 @@ absl::Status FlatParameter::PrepareUpdate() {
   TESSERA_RETURN_IF_ERROR(not_held);
   uses_.OrderAfter();
   if (copy_->whole().defined()) Free();
-  return std::exchange(not_written_, absl::OkStatus());
+  return writes_.TakeError();
 }
 
 absl::Status FlatParameter::PublishOwned(OwnedChange change) {

@@ -210,9 +210,6 @@ class FlatParameter final : public FlatDescription,
   absl::Status AwaitArrival() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status LaunchGather(bool ahead) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status KeepUnwritten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void DropUnwritten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void WriteBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropMemory(Life life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetStepped(absl::string_view how) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -234,11 +231,7 @@ class FlatParameter final : public FlatDescription,
   std::unique_ptr<WorkingCopy> copy_ ABSL_PT_GUARDED_BY(mutex_);
   WorkingCopy::Traits traits_;  // of copy_
   FlatStorages storages_ ABSL_GUARDED_BY(mutex_);
-  StreamUses uses_ ABSL_GUARDED_BY(mutex_);           // of the whole copy
-  absl::Status not_written_ ABSL_GUARDED_BY(mutex_);  // back to the masters
-  // The working shard of before a write into it; undefined unless masters are
-  // split and a write has begun.
-  FlatBuffer unwritten_ ABSL_GUARDED_BY(mutex_);
+  StreamUses uses_ ABSL_GUARDED_BY(mutex_);  // of the whole copy
   Life life_ ABSL_GUARDED_BY(mutex_) = Life::kReleased;
   bool free_when_unpinned_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);   // to be gathered

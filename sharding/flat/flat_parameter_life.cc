@@ -217,7 +217,7 @@ void FlatParameter::DropMemory(Life life) {
   ready_ = false;
   (void)states_->AwaitUpdate();  // it may write to the memory yet
   uses_.Keep(copy_->whole().View());
-  DropUnwritten();
+  writes_.DropBefore();
   copy_->Drop();
   states_->Drop(ShardStates::kMasters);
   states_->Drop(ShardStates::kGradient);

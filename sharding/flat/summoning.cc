@@ -52,7 +52,8 @@ absl::Status Summoning::PrepareReceive() {
   TESSERA_RETURN_IF_ERROR(flat_.CheckNotHeld());
   if (flat_.life_ != FlatParameter::Life::kOwned) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(flat_.copy_->PrepareReceive());
-  TESSERA_RETURN_IF_ERROR(flat_.KeepUnwritten());
+  TESSERA_RETURN_IF_ERROR(
+      flat_.writes_.KeepBefore(flat_, *flat_.states_, flat_.copy_->whole()));
   flat_.storages_.Follow(flat_.copy_->whole());
   // As whatever is whole for a while and not pinned.
   if (flat_.can_be_freed()) flat_.storages_.Hide();
@@ -96,7 +97,7 @@ void Summoning::TakeBack() {
   if (flat_.life_ != FlatParameter::Life::kOwned) return;
   flat_.uses_.OrderAfter();
   flat_.copy_->Restore();
-  flat_.DropUnwritten();
+  flat_.writes_.DropBefore();
   flat_.writes_.ClearPlaced();
   if (!flat_.can_be_freed()) flat_.uses_.SetReady();
   flat_.storages_.Follow(flat_.copy_->whole());

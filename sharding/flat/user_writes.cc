@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "base/bits.h"
+#include "base/status.h"
+#include "base/torch/torch_scope.h"
 
 namespace tessera {
 
@@ -27,16 +29,49 @@ void UserWrites::ClearPlaced() {
   placed_.Clear();
 }
 
-void UserWrites::TakeOver(const FlatDescription& flat,
-                          const FlatBuffer& whole) {
+absl::Status UserWrites::KeepBefore(const FlatDescription& flat,
+                                    const ShardStates& states,
+                                    const FlatBuffer& whole) {
+  if (!states.splits() || dirty()) return absl::OkStatus();
+  const TieredBuffer& shard = states.At(ShardStates::kWorking);
+  if (!shard.in_memory() || !whole.defined()) return absl::OkStatus();
+  const at::Tensor written = whole.View(flat.owned());
+  if (written.const_data_ptr() != shard.View().const_data_ptr()) {
+    return absl::OkStatus();
+  }
+  TorchScope scope;
+  absl::MutexLock lock(&mutex_);
+  TESSERA_ASSIGN_OR_RETURN(
+      before_,
+      FlatBuffer::Allocate(written.numel(), flat.dtype(), flat.device(),
+                           MemoryKind::kWorking, Fill::kNone));
+  before_.View().copy_(written);
+  return absl::OkStatus();
+}
+
+void UserWrites::DropBefore() {
+  absl::MutexLock lock(&mutex_);
+  before_.Reset();
+}
+
+void UserWrites::TakeOver(const FlatDescription& flat, const FlatBuffer& whole,
+                          ShardStates* states) {
   absl::MutexLock lock(&mutex_);
   taken_over_ = true;
   placed_.Close(flat, whole);
+  error_.Update(states->TakeWorking(whole.View(flat.owned()), before_.View()));
+  before_.Reset();
+  states->SetChanged();
   if (!flat.options().check_writes) return;
   const at::Tensor bytes = whole.Bytes().cpu();
   fingerprint_ =
       fingerprint_ * 31 +
       Fingerprint(bytes.const_data_ptr(), static_cast<int64_t>(bytes.nbytes()));
+}
+
+absl::Status UserWrites::TakeError() {
+  absl::MutexLock lock(&mutex_);
+  return std::exchange(error_, absl::OkStatus());
 }
 
 uint64_t UserWrites::TakeFingerprint() {

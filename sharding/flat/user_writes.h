@@ -10,8 +10,10 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "base/layout/flat_buffer.h"
+#include "offload/shard_states.h"
 #include "sharding/copy/flat_description.h"
 #include "sharding/flat/placed_writes.h"
 
@@ -38,9 +40,19 @@ class UserWrites {
   bool has_placed() const { return has_placed_; }
   void ClearPlaced();
 
-  // Notes that `whole` is taken over by the owners' parts; with
-  // FlatParameterOptions::check_writes keeps its fingerprint.
-  void TakeOver(const FlatDescription& flat, const FlatBuffer& whole);
+  // Keeps the working shard as it is before the first write into it, where
+  // masters are split: which of their elements a write changes is known only
+  // from that. LOCAL. ResourceExhausted.
+  absl::Status KeepBefore(const FlatDescription& flat,
+                          const ShardStates& states, const FlatBuffer& whole);
+  void DropBefore();
+  // Takes `whole` over into this rank's part; with
+  // FlatParameterOptions::check_writes keeps its fingerprint. An error is
+  // TakeError's. LOCAL.
+  void TakeOver(const FlatDescription& flat, const FlatBuffer& whole,
+                ShardStates* states);
+  // Returns the first error of TakeOver since the last call.
+  absl::Status TakeError();
   // Whether a write has been taken over since the last call.
   bool TakeTakenOver() { return taken_over_.exchange(false); }
   // Returns a fingerprint of what was taken over since the last call, 0 if
@@ -55,6 +67,9 @@ class UserWrites {
   absl::Mutex mutex_;
   PlacedWrites placed_ ABSL_GUARDED_BY(mutex_);
   uint64_t fingerprint_ ABSL_GUARDED_BY(mutex_) = 0;
+  // From KeepBefore until the write is taken over.
+  FlatBuffer before_ ABSL_GUARDED_BY(mutex_);
+  absl::Status error_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera
