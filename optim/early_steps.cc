@@ -22,6 +22,7 @@
 #include "base/torch/tensor_over.h"
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
+#include "base/trace/trace.h"
 #include "offload/shard_states.h"
 
 namespace tessera {
@@ -37,14 +38,24 @@ at::Tensor WrittenInMemory(const FlatParameter& flat) {
                                                     : at::Tensor();
 }
 
-}  // namespace
+bool AnyOnDisk(const FlatParameter& flat, const FlatGradient& gradient) {
+  if (flat.options().stream == nullptr || !flat.device().is_cpu()) return false;
+  if (gradient.elsewhere() != nullptr) return true;
+  const std::vector<TieredBuffer*> written = flat.states().Written();
+  return std::any_of(written.begin(), written.end(),
+                     [](const TieredBuffer* b) { return b->on_disk(); });
+}
 
+// Copies the gradient of a unit on a device to the states' kGradient. ASYNC.
+// Errors are TieredBuffer::CopyFrom's.
 absl::Status BringGradient(FlatParameter* flat, FlatGradient* gradient) {
   if (gradient->elsewhere() != nullptr) return absl::OkStatus();
   TieredBuffer& copy = flat->states().At(ShardStates::kGradient);
   TESSERA_CHECK(copy.defined()) << flat->name();
   return copy.CopyFrom({0, copy.numel()}, gradient->coming());
 }
+
+}  // namespace
 
 bool EarlySteps::OnDisk(size_t u) const {
   const FlatParameter& flat = *flats_[u];
@@ -218,6 +229,61 @@ void EarlySteps::Prefetch() {
     }
   }
   if (stream != nullptr) stream->Prefetch(units);
+}
+
+absl::StatusOr<std::optional<CommFuture>> EarlySteps::Step(
+    size_t u, const UnitStep& step, const GradientFactor& factor,
+    std::optional<HostFactor>* on_host, Gradients* gradients) {
+  FlatParameter& flat = *flats_[u];
+  UpdateStream::Pushed pushed;
+  if (flat.updated_on_host()) {
+    if (!on_host->has_value()) on_host->emplace(factor);
+    TESSERA_ASSIGN_OR_RETURN(pushed, StepOnHost(u, step, **on_host, gradients));
+  } else if (AnyOnDisk(flat, gradients->of(u))) {
+    pushed = StepOnDisk(u, step, gradients);
+  } else {
+    return std::nullopt;
+  }
+  // A gather from the disk takes what is not there yet from the stream
+  // (UpdateStream::StartFetch), and learns the result of the rest.
+  return flat.states().At(ShardStates::kWorking).on_disk() ? pushed.written
+                                                           : pushed.computed;
+}
+
+// A shard on the host is the new values' place itself.
+absl::StatusOr<UpdateStream::Pushed> EarlySteps::StepOnHost(
+    size_t u, const UnitStep& step, const HostFactor& factor,
+    Gradients* gradients) {
+  FlatParameter& flat = *flats_[u];
+  const TraceScope trace(TraceTrack::kStep, "start update on the host",
+                         flat.name());
+  SliceStepOptions options;
+  options.factor = factor;
+  options.host = KeepOnHost(u, step);
+  if (options.host == nullptr) {  // else it has been brought
+    TESSERA_RETURN_IF_ERROR(BringGradient(&flat, &gradients->of(u)));
+  }
+  if (flat.stage().sharded_gradients) (void)gradients->of(u).TakeStepGradient();
+  TieredBuffer* const shard = flat.states().separate_working();
+  if (shard != nullptr && !shard->elsewhere()) {
+    flat.states().Order();
+    options.on_device = shard->View();
+  }
+  return flat.options().stream->Push(
+      StepSlices(&flat, step, std::move(options)));
+}
+
+// The unit's gradient goes with it: the next step's is another.
+UpdateStream::Pushed EarlySteps::StepOnDisk(size_t u, const UnitStep& step,
+                                            Gradients* gradients) {
+  FlatParameter& flat = *flats_[u];
+  if (const auto kept = Keep(u, step, gradients)) return *kept;
+  SliceStepOptions options;
+  options.gradient_memory =
+      std::make_shared<const FlatBuffer>(gradients->of(u).TakeStepGradient());
+  options.gradient = options.gradient_memory->View();
+  return flat.options().stream->Push(
+      StepSlices(&flat, step, std::move(options)));
 }
 
 // What it has written to memory goes to its place behind it.

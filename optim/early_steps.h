@@ -1,5 +1,5 @@
-// EarlySteps: speculative steps of units, made on the update stream
-// (offload/update_stream.h) before Step is called. They are for units on the
+// EarlySteps: steps of units on the update stream (offload/update_stream.h),
+// also speculative ones, made before Step is called. They are for units on the
 // CPU with states on a disk, and units on a device with states on the host.
 //
 // Threads: none of its own; the caller orders the calls. units() may be called
@@ -63,13 +63,15 @@ class EarlySteps {
   // ---- For the step.
 
   void BeginStep();
-  // Commits the unit's early step if it equals `step`, on the CPU, and takes
-  // its gradient; nullopt: it does not.
-  std::optional<UpdateStream::Pushed> Keep(size_t unit, const UnitStep& step,
-                                           Gradients* gradients);
-  // As Keep, for a unit on a device: the factor, which the device may decide,
-  // is compared later. Null: there is no such early step.
-  std::shared_ptr<EarlyHost> KeepOnHost(size_t unit, const UnitStep& step);
+  // Makes `step` on the update stream, behind the program, if the unit is
+  // updated on the host or has states on a disk: by its early step where that
+  // turns out to be right. Takes its gradient. Returns when its new values can
+  // be read; nullopt: they are to be made at once (StepHere). `on_host` is made
+  // of `factor` for the first unit of a step that needs it. LOCAL, ASYNC.
+  // Errors are TieredBuffer::CopyFrom's.
+  absl::StatusOr<std::optional<CommFuture>> Step(
+      size_t unit, const UnitStep& step, const GradientFactor& factor,
+      std::optional<HostFactor>* on_host, Gradients* gradients);
   // Drops what was not committed.
   void EndStep();
 
@@ -94,6 +96,19 @@ class EarlySteps {
   absl::StatusOr<Pushed> Push(size_t unit, const UnitStep& step,
                               FlatGradient* gradient);
   void Prefetch();
+  absl::StatusOr<UpdateStream::Pushed> StepOnHost(size_t unit,
+                                                  const UnitStep& step,
+                                                  const HostFactor& factor,
+                                                  Gradients* gradients);
+  UpdateStream::Pushed StepOnDisk(size_t unit, const UnitStep& step,
+                                  Gradients* gradients);
+  // Commits the unit's early step if it equals `step`, on the CPU, and takes
+  // its gradient; nullopt: it does not.
+  std::optional<UpdateStream::Pushed> Keep(size_t unit, const UnitStep& step,
+                                           Gradients* gradients);
+  // As Keep, for a unit on a device: the factor, which the device may decide,
+  // is compared later. Null: there is no such early step.
+  std::shared_ptr<EarlyHost> KeepOnHost(size_t unit, const UnitStep& step);
 
   const Flats flats_;
   const ParameterGroups& groups_;
@@ -106,10 +121,6 @@ class EarlySteps {
   int64_t taken_before_ = 0;  // the step that goes on
   std::atomic<int64_t> taken_{0};
 };
-
-// Copies the gradient of a unit on a device to the states' kGradient. ASYNC.
-// Errors are TieredBuffer::CopyFrom's.
-absl::Status BringGradient(FlatParameter* flat, FlatGradient* gradient);
 
 }  // namespace tessera
 #endif  // OPTIM_EARLY_STEPS_H_

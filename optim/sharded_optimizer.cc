@@ -1,6 +1,5 @@
 #include "optim/sharded_optimizer.h"
 
-#include <algorithm>
 #include <optional>
 #include <set>
 #include <string>
@@ -11,31 +10,10 @@
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
-#include "base/trace/trace.h"
-#include "offload/shard_states.h"
 #include "optim/custom/custom_optimizer.h"
 #include "optim/device_kernels.h"
 
 namespace tessera {
-namespace {
-
-bool AnyOnDisk(const FlatParameter& flat, const FlatGradient& gradient) {
-  if (flat.options().stream == nullptr || !flat.device().is_cpu()) return false;
-  if (gradient.elsewhere() != nullptr) return true;
-  const std::vector<TieredBuffer*> written = flat.states().Written();
-  return std::any_of(written.begin(), written.end(),
-                     [](const TieredBuffer* b) { return b->on_disk(); });
-}
-
-// A gather from the disk takes what is not there yet from the stream
-// (UpdateStream::StartFetch), and learns the result of the rest.
-CommFuture UpdatedOf(const FlatParameter& flat,
-                     const UpdateStream::Pushed& pushed) {
-  return flat.states().At(ShardStates::kWorking).on_disk() ? pushed.written
-                                                           : pushed.computed;
-}
-
-}  // namespace
 
 ShardedOptimizer::ShardedOptimizer(
     std::vector<std::shared_ptr<FlatParameter>> flats, ParameterGroups groups)
@@ -182,56 +160,16 @@ absl::Status ShardedOptimizer::StepUnit(size_t u, Gradients* gradients,
   const FlatGradient& gradient = gradients->of(u);
   const UnitStep step(flat, gradient.left(), counts_->steps(), groups_.options,
                       groups_.of, factor);
-  if (flat.updated_on_host()) {
-    if (!on_host->has_value()) on_host->emplace(factor);
-    TESSERA_ASSIGN_OR_RETURN(const UpdateStream::Pushed pushed,
-                             StartOnHost(u, step, **on_host, gradients));
-    change->updated = UpdatedOf(flat, pushed);
-  } else if (AnyOnDisk(flat, gradient)) {
-    change->updated = UpdatedOf(flat, StartOnDisk(u, step, gradients));
-  } else {
-    TESSERA_ASSIGN_OR_RETURN(
-        change->working_written,
-        StepHere(&flat, step, gradient.owned(), counts, &half_stepped_));
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<CommFuture> updated,
+                           early_->Step(u, step, factor, on_host, gradients));
+  if (updated.has_value()) {
+    change->updated = *updated;
+    return absl::OkStatus();
   }
+  TESSERA_ASSIGN_OR_RETURN(
+      change->working_written,
+      StepHere(&flat, step, gradient.owned(), counts, &half_stepped_));
   return absl::OkStatus();
-}
-
-// A shard on the host is the new values' place itself.
-absl::StatusOr<UpdateStream::Pushed> ShardedOptimizer::StartOnHost(
-    size_t u, const UnitStep& step, const HostFactor& factor,
-    Gradients* gradients) {
-  FlatParameter& flat = *flats_[u];
-  const TraceScope trace(TraceTrack::kStep, "start update on the host",
-                         flat.name());
-  SliceStepOptions options;
-  options.factor = factor;
-  options.host = early_->KeepOnHost(u, step);
-  if (options.host == nullptr) {  // else it has been brought
-    TESSERA_RETURN_IF_ERROR(BringGradient(&flat, &gradients->of(u)));
-  }
-  if (flat.stage().sharded_gradients) (void)gradients->of(u).TakeStepGradient();
-  TieredBuffer* const shard = flat.states().separate_working();
-  if (shard != nullptr && !shard->elsewhere()) {
-    flat.states().Order();
-    options.on_device = shard->View();
-  }
-  return flat.options().stream->Push(
-      StepSlices(&flat, step, std::move(options)));
-}
-
-// The unit's gradient goes with it: the next step's is another.
-UpdateStream::Pushed ShardedOptimizer::StartOnDisk(size_t u,
-                                                   const UnitStep& step,
-                                                   Gradients* gradients) {
-  FlatParameter& flat = *flats_[u];
-  if (const auto kept = early_->Keep(u, step, gradients)) return *kept;
-  SliceStepOptions options;
-  options.gradient_memory =
-      std::make_shared<const FlatBuffer>(gradients->of(u).TakeStepGradient());
-  options.gradient = options.gradient_memory->View();
-  return flat.options().stream->Push(
-      StepSlices(&flat, step, std::move(options)));
 }
 
 int64_t ShardedOptimizer::resident_bytes() const {

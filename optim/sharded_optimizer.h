@@ -119,12 +119,6 @@ class ShardedOptimizer {
                         const GradientFactor& factor,
                         std::optional<HostFactor>* on_host,
                         UnitStep::Counts* counts, OwnedChange* change);
-  absl::StatusOr<UpdateStream::Pushed> StartOnHost(size_t u,
-                                                   const UnitStep& step,
-                                                   const HostFactor& factor,
-                                                   Gradients* gradients);
-  UpdateStream::Pushed StartOnDisk(size_t u, const UnitStep& step,
-                                   Gradients* gradients);
 
   const std::vector<std::shared_ptr<FlatParameter>> flats_;
   ParameterGroups groups_;

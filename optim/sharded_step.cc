@@ -1,231 +1,25 @@
 #include "optim/sharded_step.h"
 
-#include <cmath>
-#include <limits>
-#include <optional>
 #include <utility>
 
-#include "ATen/ops/empty.h"
-#include "ATen/ops/zeros.h"
 #include "base/status.h"
-#include "base/torch/torch_scope.h"
-#include "base/torch_guard.h"
-#include "base/trace/trace.h"
-#include "c10/core/DeviceGuard.h"
-#include "optim/device_kernels.h"
 #include "optim/gradients/adaptive_clipping.h"
 #include "optim/gradients/clipping.h"
-#include "optim/gradients/gradient_norms.h"
 #include "optim/gradients/non_finite.h"
-#include "optim/gradients/owned_gradients.h"
-#include "optim/norm/grad_norm.h"
 
 namespace tessera {
 namespace {
 
-using Flats = std::vector<std::shared_ptr<FlatParameter>>;
-
-// Parameters whose gradients have one norm: the first set is of groups without
-// a maximum of their own, each other of one group with it.
-struct ClipSets {
-  std::vector<double> max_norms;  // of each
-  std::vector<int> of_group;      // the set of each group
-  std::vector<int> of_parameter;  // and of each parameter of the model
-};
-
-ClipSets SetsOf(const ShardedStepOptions& options,
-                const ParameterGroups& groups) {
-  ClipSets sets;
-  sets.max_norms = {options.max_norm};
-  sets.of_group.resize(groups.options.size());
-  for (size_t g = 0; g < options.group_max_norms.size(); ++g) {
-    if (!options.group_max_norms[g].has_value()) continue;
-    sets.of_group[g] = static_cast<int>(sets.max_norms.size());
-    sets.max_norms.push_back(*options.group_max_norms[g]);
-  }
-  for (const int group : groups.of) {
-    sets.of_parameter.push_back(sets.of_group[static_cast<size_t>(group)]);
-  }
-  return sets;
-}
-
-// The device's, if they can do what the step needs; the same on all ranks,
-// since it decides which collective there is. Null: the host finds the norm.
-const DeviceKernels* NormKernels(const Flats& flats, double norm_type) {
-  if (flats.empty()) return nullptr;
-  const DeviceKernels* const kernels =
-      DeviceKernelsOf(flats[0]->device().type());
-  if (kernels == nullptr) return nullptr;
-  for (const auto& flat : flats) {
-    const bool complex = flat->parameters()[0].tensor.is_complex();
-    for (const at::ScalarType dtype :
-         {flat->gradient_dtype(), flat->kept_gradient_dtype()}) {
-      if (!kernels->HasNorm(norm_type,
-                            complex ? at::toComplexType(dtype) : dtype)) {
-        return nullptr;
-      }
-    }
-  }
-  return kernels;
-}
-
-// What FinishNorm makes of the norm, float64 [kStepScalars] on the device.
-absl::StatusOr<at::Tensor> ScalarsOnDevice(const DeviceKernels& kernels,
-                                           const Flats& flats,
-                                           const Gradients& gradients,
-                                           const NormFinish& finish,
-                                           Communicator* comm) {
-  const at::Device device = flats[0]->device();
-  const c10::DeviceGuard guard(device);
-  at::Tensor mine, all, scalars;
-  TESSERA_RETURN_IF_ERROR(CatchTorch("gradient norm", [&]() -> absl::Status {
-    TorchScope scope;
-    const auto words = at::TensorOptions(at::kLong).device(device);
-    mine = at::zeros({kNormWords}, words);
-    std::vector<NormPart> parts;
-    for (size_t u = 0; u < flats.size(); ++u) {
-      const FlatGradient& gradient = gradients.of(u);
-      if (!gradient.has_step_gradient()) continue;
-      TESSERA_ASSIGN_OR_RETURN(const Raised raised, gradient.Raise());
-      VisitShard(*flats[u], gradient,
-                 [&](const auto&, const at::Tensor& segment, int64_t first) {
-                   parts.push_back({segment, first});
-                 });
-      // What is raised is there for this unit alone.
-      if (gradient.elsewhere() == nullptr) continue;
-      kernels.AddToNorm(parts, finish.p, mine);
-      parts.clear();
-    }
-    kernels.AddToNorm(parts, finish.p, mine);
-    all = at::empty({comm->world_size() * kNormWords}, words);
-    return absl::OkStatus();
-  }));
-  TESSERA_RETURN_IF_ERROR(
-      comm->AllGather(mine, all,
-                      CommTag{"gradient norm"}.For(WaitReason::kAgreement))
-          .Wait());
-  TESSERA_RETURN_IF_ERROR(CatchTorch("gradient norm", [&] {
-    TorchScope scope;
-    scalars = at::empty({kStepScalars}, mine.options().dtype(at::kDouble));
-    kernels.FinishNorm(all, finish, scalars);
-  }));
-  return scalars;
-}
-
-// By the norm: what the gradients are multiplied with, and what becomes of the
-// step.
-struct Decision {
-  GradientFactor factor;
-  StepOutcome outcome;
-};
-
-// Decides the step on the host. Each set has its own clipping; if there are
-// several, the gradients are multiplied by their factors here.
-absl::StatusOr<Decision> DecideOnHost(const Flats& flats, Gradients* gradients,
-                                      double divisor,
-                                      const ShardedStepOptions& options,
-                                      ShardedOptimizer* optimizer,
-                                      Communicator* comm) {
-  const double inverse = 1 / divisor;
-  const ClipSets sets = SetsOf(options, optimizer->groups());
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<double> raw,
-      GradientNorms(flats, *gradients, sets.of_parameter, sets.max_norms.size(),
-                    options.norm_type, comm));
-  std::vector<double> clips;
-  std::vector<ShardedStepResult::Norms> norms;
-  ShardedStepResult result;
-  for (size_t i = 0; i < raw.size(); ++i) {
-    const double norm = raw[i] * inverse;
-    clips.push_back(ClipCoefficient(norm, sets.max_norms[i]));
-    norms.push_back({norm, norm * clips[i]});
-    result.skipped =
-        result.skipped || (options.skip_on_overflow && !std::isfinite(raw[i]));
-  }
-  if (result.skipped) {
-    for (auto& each : norms)
-      each.clipped_norm = std::numeric_limits<double>::quiet_NaN();
-  }
-  result.grad_norm = norms[0].grad_norm;
-  result.clipped_norm = norms[0].clipped_norm;
-  const bool several = sets.max_norms.size() > 1;
-  for (size_t g = 0; several && g < sets.of_group.size(); ++g) {
-    const auto set = static_cast<size_t>(sets.of_group[g]);
-    result.groups.push_back(set == 0 ? ShardedStepResult::Norms() : norms[set]);
-  }
-  if (result.skipped) return Decision{inverse, StepOutcome(result)};
-  if (!several) return Decision{inverse * clips[0], StepOutcome(result)};
-  optimizer->NoteChangedGradients();
-  TESSERA_RETURN_IF_ERROR(
-      MultiplyGradients(flats, clips, sets.of_parameter, gradients));
-  return Decision{inverse, StepOutcome(result)};
-}
-
-absl::StatusOr<Decision> DecideOnDevice(const DeviceKernels& kernels,
-                                        const Flats& flats,
-                                        const Gradients& gradients,
-                                        double divisor,
-                                        const ShardedStepOptions& options,
-                                        Communicator* comm) {
-  NormFinish finish;
-  finish.p = options.norm_type;
-  finish.group_size = flats[0]->communicator()->world_size();
-  finish.divisor = divisor;
-  finish.max_norm = options.max_norm;
-  finish.skip_on_overflow = options.skip_on_overflow;
-  TESSERA_ASSIGN_OR_RETURN(
-      const at::Tensor scalars,
-      ScalarsOnDevice(kernels, flats, gradients, finish, comm));
-  return CatchTorch("gradient norm", [&] {
-    return Decision{GradientFactor(scalars, options.skip_on_overflow),
-                    StepOutcome(scalars, finish, comm->world_size())};
-  });
-}
-
-absl::StatusOr<Decision> Decide(const Flats& flats, Gradients* gradients,
-                                double divisor,
-                                const ShardedStepOptions& options,
-                                ShardedOptimizer* optimizer,
-                                Communicator* comm) {
-  if (options.max_norm <= 0 && !options.skip_on_overflow &&
-      !options.report_norm && options.group_max_norms.empty()) {
-    return Decision{1 / divisor, StepOutcome(ShardedStepResult())};
-  }
-  const TraceScope trace(TraceTrack::kStep, "norm and clipping");
-  const DeviceKernels* const kernels = NormKernels(flats, options.norm_type);
-  if (kernels != nullptr && options.group_max_norms.empty() &&
-      !optimizer->is_custom()) {
-    return DecideOnDevice(*kernels, flats, *gradients, divisor, options, comm);
-  }
-  return DecideOnHost(flats, gradients, divisor, options, optimizer, comm);
-}
-
-absl::Status ClipUnits(const Flats& flats, double divisor,
-                       const ShardedStepOptions& options,
-                       ShardedOptimizer* optimizer, Gradients* gradients) {
+AdaptiveClipping AdaptiveOf(const ShardedStepOptions& options, double divisor,
+                            const ParameterGroups& groups) {
   AdaptiveClipping adaptive;
   adaptive.eps = options.adaptive_eps;
   adaptive.divisor = divisor;
-  for (const int group : optimizer->groups().of) {
+  for (const int group : groups.of) {
     adaptive.clipping.push_back(
         options.adaptive_clipping[static_cast<size_t>(group)]);
   }
-  return ClipAdaptively(
-      flats, adaptive, [&] { optimizer->NoteChangedGradients(); }, gradients);
-}
-
-// A step that may turn out to be skipped is waited for, and what is not finite
-// in it found while its gradients are as they came.
-absl::Status NameOverflows(const Flats& flats, const Gradients& gradients,
-                           Communicator* comm, StepOutcome* outcome) {
-  if (outcome->pending() && !outcome->may_be_skipped()) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(ShardedStepResult result, outcome->Take());
-  if (result.skipped) {
-    TESSERA_ASSIGN_OR_RETURN(result.non_finite,
-                             FindNonFinite(flats, gradients, comm));
-  }
-  *outcome = StepOutcome(result);
-  return absl::OkStatus();
+  return adaptive;
 }
 
 }  // namespace
@@ -234,22 +28,31 @@ absl::StatusOr<StepOutcome> StepShards(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     Gradients* gradients, double divisor, const ShardedStepOptions& options,
     ShardedOptimizer* optimizer, Communicator* comm) {
-  TESSERA_RETURN_IF_ERROR(CatchTorch(
-      "optimizer states", [&] { return optimizer->Prepare(*gradients); }));
+  TESSERA_RETURN_IF_ERROR(optimizer->Prepare(*gradients));
   if (options.max_value > 0) {
     TESSERA_RETURN_IF_ERROR(ClampGradients(flats, options.max_value * divisor,
                                            options.skip_on_overflow,
                                            gradients));
   }
   if (!options.adaptive_clipping.empty()) {
-    TESSERA_RETURN_IF_ERROR(
-        ClipUnits(flats, divisor, options, optimizer, gradients));
+    TESSERA_RETURN_IF_ERROR(ClipAdaptively(
+        flats, AdaptiveOf(options, divisor, optimizer->groups()),
+        [&] { optimizer->NoteChangedGradients(); }, gradients));
   }
-  TESSERA_ASSIGN_OR_RETURN(Decision decision, Decide(flats, gradients, divisor,
-                                                     options, optimizer, comm));
+  TESSERA_ASSIGN_OR_RETURN(
+      StepDecision decision,
+      DecideStep(flats, gradients, divisor, options, optimizer, comm));
   StepOutcome& outcome = decision.outcome;
-  if (options.name_overflows) {
-    TESSERA_RETURN_IF_ERROR(NameOverflows(flats, *gradients, comm, &outcome));
+  // A step that may turn out to be skipped is waited for, and what is not
+  // finite in it found while its gradients are as they came.
+  if (options.name_overflows &&
+      (!outcome.pending() || outcome.may_be_skipped())) {
+    TESSERA_ASSIGN_OR_RETURN(ShardedStepResult result, outcome.Take());
+    if (result.skipped) {
+      TESSERA_ASSIGN_OR_RETURN(result.non_finite,
+                               FindNonFinite(flats, *gradients, comm));
+    }
+    outcome = StepOutcome(result);
   }
   if (!outcome.pending() && outcome.Take()->skipped) {
     optimizer->early().Drop();

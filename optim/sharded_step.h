@@ -27,45 +27,17 @@
 #define OPTIM_SHARDED_STEP_H_
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "optim/sharded_optimizer.h"
+#include "optim/step_decision.h"
 #include "optim/step_outcome.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/gradients.h"
 
 namespace tessera {
-
-struct ShardedStepOptions {
-  double max_norm = 0;   // 0: no clipping
-  double norm_type = 2;  // p > 0, or infinity
-  double max_value = 0;  // 0: elements are not clipped
-  // By group of the optimizer: adaptive clipping of its parameters' units,
-  // after max_value and before the norms (optim/gradients/adaptive_clipping.h);
-  // 0: none. Empty: no group has one. On a device the host computes the norms
-  // then.
-  std::vector<double> adaptive_clipping;
-  double adaptive_eps = 1e-3;
-  // By group of the optimizer: replaces max_norm, for the group's own norm.
-  // Empty: no group has one. On a device the host computes the norms then.
-  std::vector<std::optional<double>> group_max_norms;
-  // A step with a gradient that is not finite is skipped, on all ranks.
-  bool skip_on_overflow = false;
-  bool report_norm = false;  // even if nothing else needs it
-  // The result of a skipped step lists its gradients that are not finite,
-  // before clipping of values. This waits for a device's norm.
-  bool name_overflows = false;
-
-  // Whether gradients are changed in place before the optimizer reads them
-  // (optim/gradients).
-  bool changes_gradients() const {
-    return max_value > 0 || !group_max_norms.empty() ||
-           !adaptive_clipping.empty();
-  }
-};
 
 // Steps `optimizer` with the step's gradients / divisor, and publishes each
 // flat that was stepped while it is in the caches

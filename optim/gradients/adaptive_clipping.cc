@@ -10,6 +10,7 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -19,8 +20,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
-#include "base/torch/torch_scope.h"
-#include "base/torch_guard.h"
 #include "optim/gradients/owned_gradients.h"
 #include "optim/norm/block_powers.h"
 #include "optim/norm/grad_norm.h"
@@ -152,32 +151,28 @@ double FactorOf(double weights, double gradient, double clipping,
   return std::isfinite(norm) && norm > most ? most / norm : 1;
 }
 
-// `masters`, `gradients`: [owned].
-Part MeasuredPart(const FlatParameter& flat, size_t in_flat, Range mine,
-                  const at::Tensor& masters, const at::Tensor& gradients,
+// `masters`: the same elements' as those of `gradient`.
+Part MeasuredPart(const GradientPart& gradient, const at::Tensor& masters,
                   const AdaptiveClipping& options) {
-  const Parameter& p = flat.parameters()[in_flat];
+  const Parameter& p = gradient.parameter;
   Part part;
-  part.in_flat = in_flat;
+  part.in_flat = gradient.in_unit;
   part.clipping = options.clipping[static_cast<size_t>(p.index)];
-  part.elements = {mine.begin - p.range.begin, mine.end - p.range.begin};
+  part.elements = gradient.elements;
   part.units = UnitsOf(p);
   if (part.units.follow) part.first_unit = part.units.of(part.elements.begin);
-  const auto in = [&](const at::Tensor& owned) {
-    return owned.narrow(0, mine.begin - flat.owned().begin, mine.numel());
-  };
-  const int64_t first = p.storage_offset + part.elements.begin;
-  const std::vector<NormSum> weights = SumsOf(in(masters), first, part);
-  const std::vector<NormSum> gradient = SumsOf(in(gradients), first, part);
+  const std::vector<NormSum> weights = SumsOf(masters, gradient.first, part);
+  const std::vector<NormSum> sums =
+      SumsOf(gradient.values, gradient.first, part);
   for (size_t i = 0; i < weights.size(); ++i) {
     const int64_t unit = part.first_unit + static_cast<int64_t>(i);
     if (part.Cuts(unit, p.range.numel())) part.cut[unit];
-    part.factors.push_back(FactorOf(weights[i].Norm(), gradient[i].Norm(),
-                                    part.clipping, options));
+    part.factors.push_back(
+        FactorOf(weights[i].Norm(), sums[i].Norm(), part.clipping, options));
   }
   for (auto& [unit, norms] : part.cut) {
     const auto i = static_cast<size_t>(unit - part.first_unit);
-    norms = {weights[i], gradient[i]};
+    norms = {weights[i], sums[i]};
   }
   return part;
 }
@@ -185,33 +180,39 @@ Part MeasuredPart(const FlatParameter& flat, size_t in_flat, Range mine,
 // By flat.
 using Parts = std::vector<std::vector<Part>>;
 
+constexpr char kWhat[] = "adaptive gradient clipping";
+
 absl::StatusOr<Parts> Measure(const Flats& flats,
                               const AdaptiveClipping& options,
                               const Gradients& gradients) {
+  const auto clips = [&](const Parameter& p) {
+    return options.clipping[static_cast<size_t>(p.index)] > 0;
+  };
+  const auto any = [&](const FlatParameter& flat) {
+    return std::any_of(flat.parameters().begin(), flat.parameters().end(),
+                       clips);
+  };
   Parts parts(flats.size());
-  for (size_t u = 0; u < flats.size(); ++u) {
-    FlatParameter& flat = *flats[u];
-    const FlatGradient& gradient = gradients.of(u);
-    if (!gradient.has_step_gradient()) continue;
-    std::vector<std::pair<size_t, Range>> mine;
-    for (size_t i = 0; i < flat.parameters().size(); ++i) {
-      const Parameter& p = flat.parameters()[i];
-      const Range range = Intersect(p.range, flat.owned());
-      if (gradient.has_gradient(i) && !range.empty() &&
-          options.clipping[static_cast<size_t>(p.index)] > 0) {
-        mine.emplace_back(i, range);
-      }
-    }
-    if (mine.empty()) continue;
-    TESSERA_ASSIGN_OR_RETURN(const Raised raised, gradient.Raise());
-    TESSERA_ASSIGN_OR_RETURN(const RaisedValue masters,
-                             flat.states().RaiseValue());
-    const at::Tensor owned = gradient.owned();
-    for (const auto& [i, range] : mine) {
-      parts[u].push_back(
-          MeasuredPart(flat, i, range, masters.View(), owned, options));
-    }
-  }
+  TESSERA_RETURN_IF_ERROR(VisitOwned(
+      kWhat, flats, any, gradients,
+      [&](const GradientParts& measured) -> absl::Status {
+        std::optional<RaisedValue> masters;
+        for (const GradientPart& part : measured) {
+          if (!clips(part.parameter)) continue;
+          const FlatParameter& flat = *flats[part.unit];
+          if (!masters.has_value()) {
+            TESSERA_ASSIGN_OR_RETURN(RaisedValue raised,
+                                     flat.states().RaiseValue());
+            masters.emplace(std::move(raised));
+          }
+          const int64_t begin = part.parameter.range.begin +
+                                part.elements.begin - flat.owned().begin;
+          parts[part.unit].push_back(MeasuredPart(
+              part, masters->View().narrow(0, begin, part.elements.numel()),
+              options));
+        }
+        return absl::OkStatus();
+      }));
   return parts;
 }
 
@@ -323,49 +324,45 @@ void Multiply(const at::Tensor& segment, const Part& part) {
   }
 }
 
-absl::Status ChangeFlat(const FlatParameter& flat,
-                        const std::vector<Part>& parts,
-                        FlatGradient* gradient) {
-  TESSERA_ASSIGN_OR_RETURN(Raised raised, gradient->RaiseToChange());
-  const at::Tensor owned = gradient->owned();
-  for (const Part& part : parts) {
-    if (!Changes(part)) continue;
-    const Range& of = flat.parameters()[part.in_flat].range;
-    const at::Tensor segment =
-        owned.narrow(0, of.begin + part.elements.begin - flat.owned().begin,
-                     part.elements.numel());
-    const at::Tensor wide = segment.to(flat.step_dtype());  // or itself
-    Multiply(wide, part);
-    if (!wide.is_same(segment)) segment.copy_(wide);  // rounded once
-  }
-  return raised.Commit();
-}
-
 }  // namespace
 
 absl::Status ClipAdaptively(const Flats& flats, const AdaptiveClipping& options,
                             const std::function<void()>& before_change,
                             Gradients* gradients) {
   if (flats.empty()) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(Parts parts,
-                           CatchTorch("adaptive gradient clipping", [&] {
-                             TorchScope scope;
-                             return Measure(flats, options, *gradients);
-                           }));
+  TESSERA_ASSIGN_OR_RETURN(Parts parts, Measure(flats, options, *gradients));
   if (flats[0]->stage().sharded_optimizer &&
       flats[0]->communicator()->world_size() > 1) {
     TESSERA_RETURN_IF_ERROR(JoinCutUnits(flats, options, &parts));
   }
-  return CatchTorch("adaptive gradient clipping", [&]() -> absl::Status {
-    TorchScope scope;
-    for (size_t u = 0; u < flats.size(); ++u) {
-      if (!std::any_of(parts[u].begin(), parts[u].end(), Changes)) continue;
-      before_change();
-      TESSERA_RETURN_IF_ERROR(
-          ChangeFlat(*flats[u], parts[u], &gradients->of(u)));
+  // By number of the parameter in the model.
+  std::map<int64_t, const Part*> changed;
+  for (size_t u = 0; u < flats.size(); ++u) {
+    for (const Part& part : parts[u]) {
+      if (!Changes(part)) continue;
+      changed[flats[u]->parameters()[part.in_flat].index] = &part;
     }
-    return absl::OkStatus();
-  });
+  }
+  if (changed.empty()) return absl::OkStatus();
+  before_change();
+  return ChangeOwned(
+      kWhat, flats,
+      [&](const FlatParameter& flat) {
+        return std::any_of(
+            flat.parameters().begin(), flat.parameters().end(),
+            [&](const auto& p) { return changed.count(p.index) > 0; });
+      },
+      gradients,
+      [&](const GradientParts& all) {
+        for (const GradientPart& part : all) {
+          const auto found = changed.find(part.parameter.index);
+          if (found == changed.end()) continue;
+          const at::ScalarType dtype = flats[part.unit]->step_dtype();
+          const at::Tensor wide = part.values.to(dtype);  // or itself
+          Multiply(wide, *found->second);
+          if (!wide.is_same(part.values)) part.values.copy_(wide);  // rounded
+        }
+      });
 }
 
 }  // namespace tessera

@@ -10,9 +10,6 @@
 #include "ATen/ops/isinf.h"
 #include "ATen/ops/where.h"
 #include "base/check.h"
-#include "base/status.h"
-#include "base/torch/torch_scope.h"
-#include "base/torch_guard.h"
 #include "optim/gradients/owned_gradients.h"
 
 namespace tessera {
@@ -60,34 +57,17 @@ void Multiply(const at::Tensor& segment, double factor) {
   }
 }
 
-// Calls change(parameter, segment) for all of a unit that this rank owns.
-template <typename Change>
-absl::Status ChangeUnit(const FlatParameter& flat, const Change& change,
-                        FlatGradient* gradient) {
-  TESSERA_ASSIGN_OR_RETURN(Raised raised, gradient->RaiseToChange());
-  VisitOwned(flat, *gradient, change);
-  return raised.Commit();
-}
-
 }  // namespace
 
 absl::Status ClampGradients(const Flats& flats, double bound,
                             bool keep_infinite, Gradients* gradients) {
   TESSERA_CHECK(bound > 0) << bound;
-  return CatchTorch("gradient clipping", [&]() -> absl::Status {
-    TorchScope scope;
-    for (size_t u = 0; u < flats.size(); ++u) {
-      FlatGradient& gradient = gradients->of(u);
-      if (!gradient.has_step_gradient()) continue;
-      TESSERA_RETURN_IF_ERROR(ChangeUnit(
-          *flats[u],
-          [&](const auto&, const at::Tensor& segment) {
-            Clamp(segment, bound, keep_infinite);
-          },
-          &gradient));
-    }
-    return absl::OkStatus();
-  });
+  return ChangeOwned("gradient clipping", flats, nullptr, gradients,
+                     [&](const GradientParts& parts) {
+                       for (const GradientPart& part : parts) {
+                         Clamp(part.values, bound, keep_infinite);
+                       }
+                     });
 }
 
 void ClampComing(const FlatParameter& flat, const FlatGradient& gradient,
@@ -110,25 +90,19 @@ absl::Status MultiplyGradients(const Flats& flats,
   const auto factor_of = [&](const FlatParameter::Parameter& p) {
     return factors[static_cast<size_t>(set_of[static_cast<size_t>(p.index)])];
   };
-  return CatchTorch("gradient clipping", [&]() -> absl::Status {
-    TorchScope scope;
-    for (size_t u = 0; u < flats.size(); ++u) {
-      FlatGradient& gradient = gradients->of(u);
-      const auto& parameters = flats[u]->parameters();
-      if (!gradient.has_step_gradient() ||
-          std::all_of(parameters.begin(), parameters.end(),
-                      [&](const auto& p) { return factor_of(p) == 1; })) {
-        continue;
-      }
-      TESSERA_RETURN_IF_ERROR(ChangeUnit(
-          *flats[u],
-          [&](const FlatParameter::Parameter& p, const at::Tensor& segment) {
-            if (factor_of(p) != 1) Multiply(segment, factor_of(p));
-          },
-          &gradient));
-    }
-    return absl::OkStatus();
-  });
+  return ChangeOwned(
+      "gradient clipping", flats,
+      [&](const FlatParameter& flat) {
+        return std::any_of(flat.parameters().begin(), flat.parameters().end(),
+                           [&](const auto& p) { return factor_of(p) != 1; });
+      },
+      gradients,
+      [&](const GradientParts& parts) {
+        for (const GradientPart& part : parts) {
+          const double factor = factor_of(part.parameter);
+          if (factor != 1) Multiply(part.values, factor);
+        }
+      });
 }
 
 }  // namespace tessera

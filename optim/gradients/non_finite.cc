@@ -40,20 +40,18 @@ at::Tensor CountIn(const at::Tensor& segment) {
 // Counts in this rank's shards: a line "index NaN infinite" for each parameter.
 absl::StatusOr<std::string> CountMine(const Flats& flats,
                                       const Gradients& gradients) {
-  return CatchTorch("look for overflows", [&]() -> absl::StatusOr<std::string> {
+  constexpr char kWhat[] = "look for overflows";
+  std::vector<int64_t> indices;
+  std::vector<at::Tensor> counts;
+  TESSERA_RETURN_IF_ERROR(VisitShards(
+      kWhat, flats, gradients, [&](const auto&, const GradientParts& parts) {
+        for (const GradientPart& part : parts) {
+          indices.push_back(static_cast<int64_t>(part.parameter.index));
+          counts.push_back(CountIn(part.values));
+        }
+      }));
+  return CatchTorch(kWhat, [&] {
     TorchScope scope;
-    std::vector<int64_t> indices;
-    std::vector<at::Tensor> counts;
-    for (size_t u = 0; u < flats.size(); ++u) {
-      const FlatGradient& gradient = gradients.of(u);
-      if (!gradient.has_step_gradient()) continue;
-      TESSERA_ASSIGN_OR_RETURN(const Raised raised, gradient.Raise());
-      VisitShard(*flats[u], gradient,
-                 [&](const auto& p, const at::Tensor& segment, int64_t) {
-                   indices.push_back(static_cast<int64_t>(p.index));
-                   counts.push_back(CountIn(segment));
-                 });
-    }
     std::string text;
     if (counts.empty()) return text;
     const at::Tensor on_host = at::stack(counts).cpu();

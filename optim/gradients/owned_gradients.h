@@ -1,64 +1,68 @@
-// Visits the parts of a step's gradients that lie on this rank, parameter by
-// parameter, for code that looks at gradients, or changes them, before the
-// optimizer.
+// Visits the parts of a step's gradients that lie on this rank, unit by unit,
+// for code that looks at gradients, or changes them, before the optimizer.
 //
 //   flat     [ w1 ..| b1 .| w2 ....|.. ]
 //   shard           [ .. w2 part ..]       of each element one rank
 //   owned    the shard; below stage 2 all of it
 //
-// Only parameters that have a gradient are visited. REQUIRES:
-// FlatGradient::Raise, and has_step_gradient. LOCAL.
+// Only units and parameters that have a gradient in this step are visited.
+// Gradients on the host or a disk are in memory for the moment of their visit.
+// LOCAL; on devices ASYNC, on the current stream. ResourceExhausted, errors of
+// a disk, and what `visit` throws, as an error of `what`; the first ends it.
 #ifndef OPTIM_GRADIENTS_OWNED_GRADIENTS_H_
 #define OPTIM_GRADIENTS_OWNED_GRADIENTS_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
-#include "ATen/ops/view_as_complex.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "base/layout/layout.h"
 #include "sharding/flat/flat_parameter.h"
-#include "sharding/gradient/flat_gradient.h"
+#include "sharding/gradient/gradients.h"
 
 namespace tessera {
 
-// Calls visit(parameter, segment, first) for this rank's shard, also where it
-// owns more: so each element counts on one rank. `segment`: [n], complex where
-// the parameter is; `first`: where it begins, in elements from that of its
-// storage.
-template <typename Visit>
-void VisitShard(const FlatParameter& flat, const FlatGradient& gradient,
-                const Visit& visit) {
-  const at::Tensor owned = gradient.owned();
-  const Range shard = flat.layout().shard(flat.communicator()->rank());
-  for (size_t i = 0; i < flat.parameters().size(); ++i) {
-    const FlatParameter::Parameter& p = flat.parameters()[i];
-    const Range mine = Intersect(p.range, shard);
-    if (!gradient.has_gradient(i) || mine.empty()) continue;
-    at::Tensor part =
-        owned.narrow(0, mine.begin - flat.owned().begin, mine.numel());
-    int64_t first = p.storage_offset + mine.begin - p.range.begin;
-    if (p.tensor.is_complex()) {  // their parts stay together
-      part = at::view_as_complex(part.view({-1, 2}));
-      first /= 2;
-    }
-    visit(p, part, first);
-  }
-}
+// What this rank has of the gradient of one parameter.
+struct GradientPart {
+  size_t unit;     // its number among the flats
+  size_t in_unit;  // the parameter's, in the unit
+  const FlatParameter::Parameter& parameter;
+  Range elements;     // of the parameter, as real numbers
+  at::Tensor values;  // [n]
+  int64_t first;      // where it begins, in elements from that of its storage
+};
+using GradientParts = std::vector<GradientPart>;
 
-// Calls visit(parameter, segment) for all that this rank owns: the optimizer
-// uses what it changes there. `segment`: [n], real.
-template <typename Visit>
-void VisitOwned(const FlatParameter& flat, const FlatGradient& gradient,
-                const Visit& visit) {
-  const at::Tensor owned = gradient.owned();
-  for (size_t i = 0; i < flat.parameters().size(); ++i) {
-    const FlatParameter::Parameter& p = flat.parameters()[i];
-    const Range mine = Intersect(p.range, flat.owned());
-    if (!gradient.has_gradient(i) || mine.empty()) continue;
-    visit(p, owned.narrow(0, mine.begin - flat.owned().begin, mine.numel()));
-  }
-}
+using UnitFilter = std::function<bool(const FlatParameter&)>;
+
+// Visits this rank's shards, also where it owns more: so each element counts on
+// one rank. `values` are complex where the parameter is.
+absl::Status VisitShards(
+    absl::string_view what,
+    const std::vector<std::shared_ptr<FlatParameter>>& flats,
+    const Gradients& gradients,
+    const std::function<void(const FlatGradient&, const GradientParts&)>&
+        visit);
+
+// Visits all that this rank owns of the units in `of`. `values` are real.
+absl::Status VisitOwned(
+    absl::string_view what,
+    const std::vector<std::shared_ptr<FlatParameter>>& flats,
+    const UnitFilter& of, const Gradients& gradients,
+    const std::function<absl::Status(const GradientParts&)>& visit);
+
+// As VisitOwned; the optimizer uses what `change` writes. REQUIRES:
+// Gradients::Enter.
+absl::Status ChangeOwned(
+    absl::string_view what,
+    const std::vector<std::shared_ptr<FlatParameter>>& flats,
+    const UnitFilter& of, Gradients* gradients,
+    const std::function<void(const GradientParts&)>& change);
 
 }  // namespace tessera
 #endif  // OPTIM_GRADIENTS_OWNED_GRADIENTS_H_

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "base/torch_guard.h"
 #include "optim/custom/custom_optimizer.h"
 #include "optim/kernels/block8.h"
 
@@ -52,7 +53,8 @@ TieredBuffer* OptimizerStates::average(size_t u) const {
 
 absl::Status OptimizerStates::Make(size_t u) {
   if (units_[u].made) return absl::OkStatus();
-  const absl::Status made = Allocate(u);
+  const absl::Status made =
+      CatchTorch("optimizer states", [&] { return Allocate(u); });
   if (!made.ok()) Drop(u);
   units_[u].made = made.ok();
   return made;

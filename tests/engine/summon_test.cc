@@ -231,6 +231,43 @@ TEST(SummonLogTest, WritesThatAreTakenBackAreInTheLog) {
   EXPECT_EQ(RankPool::Get(2)->stderr_of(1), "");
 }
 
+// Rank 0 uses what it holds in another order than the forward; the next step
+// gathers ahead by what all ranks have used.
+TESSERA_RANK_FUNCTION(UseSummoned) {
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t,
+      Trainee::Make(TrainingSpec::FromText(args), world.communicator()));
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
+  SummonOptions options;
+  options.rank0_only = true;
+  const auto weight = [](int block) {
+    return absl::StrCat("blocks.", block, ".up.weight");
+  };
+  TESSERA_ASSIGN_OR_RETURN(
+      Engine::SummonScope scope,
+      t.engine->SummonByName({weight(0), weight(1), weight(2)}, options));
+  if (world.rank() == 0) {
+    torch::NoGradGuard no_grad;
+    for (int block : {0, 2, 1}) t.parameter(weight(block)).sum();
+  }
+  TESSERA_RETURN_IF_ERROR(scope.Close());
+  // The first use after that is of the first block.
+  {
+    torch::NoGradGuard no_grad;
+    t.parameter(weight(0)).sum();
+  }
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(1));
+  return t.engine->Close().ToString();
+}
+
+TEST(SummonUsesTest, WhatRank0UsesAloneIsNoPartOfTheSchedule) {
+  TrainingSpec spec;
+  spec.stage = 3;
+  spec.shared = spec.served = "off";
+  spec.param_persistence_threshold = 0;
+  EXPECT_THAT(RunOnRanks(2, "UseSummoned", spec.ToText()), Each("OK"));
+}
+
 // Returns the error of each misuse, on every rank.
 TESSERA_RANK_FUNCTION(MisuseSummon) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
