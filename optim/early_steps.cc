@@ -57,7 +57,7 @@ absl::Status BringGradient(FlatParameter* flat, FlatGradient* gradient) {
 
 }  // namespace
 
-bool EarlySteps::OnDisk(size_t u) const {
+bool EarlySteps::MayStartOnDisk(size_t u) const {
   const FlatParameter& flat = *flats_[u];
   const OptimizerOptions& options = states_.OptionsOf(u);
   if (IsDirection(FormulaOf(options)) || options.custom != nullptr ||
@@ -73,7 +73,7 @@ bool EarlySteps::OnDisk(size_t u) const {
 
 // All that it writes is on the host: what is on a disk would have to be kept or
 // dropped by what the device decides, while it goes through the slices.
-bool EarlySteps::OnHost(size_t u) const {
+bool EarlySteps::MayStartOnHost(size_t u) const {
   const FlatParameter& flat = *flats_[u];
   if (states_.OptionsOf(u).custom != nullptr || !flat.updated_on_host() ||
       !states_.made(u)) {
@@ -88,7 +88,7 @@ bool EarlySteps::OnHost(size_t u) const {
 
 bool EarlySteps::MayStart() const {
   for (size_t u = 0; u < flats_.size(); ++u) {
-    if (OnDisk(u) || OnHost(u)) return true;
+    if (MayStartOnDisk(u) || MayStartOnHost(u)) return true;
   }
   return false;
 }
@@ -102,7 +102,7 @@ int64_t EarlySteps::NextBytes(size_t with) const {
       if (!buffer->on_host()) continue;
       if (u == with || buffer->next().defined()) bytes += buffer->bytes();
     }
-    if (u == with && OnDisk(u)) {
+    if (u == with && MayStartOnDisk(u)) {
       const at::Tensor now = WrittenInMemory(*flats_[u]);
       bytes += now.defined() ? static_cast<int64_t>(now.nbytes()) : 0;
     } else if (units_[u].next != nullptr) {
@@ -115,7 +115,8 @@ int64_t EarlySteps::NextBytes(size_t with) const {
 // Makes room for all that the unit's step writes. ResourceExhausted, also
 // beyond bytes_; Unavailable while a dropped early step still writes there.
 absl::Status EarlySteps::MakeRoom(size_t u) {
-  const at::Tensor now = OnDisk(u) ? WrittenInMemory(*flats_[u]) : at::Tensor();
+  const at::Tensor now =
+      MayStartOnDisk(u) ? WrittenInMemory(*flats_[u]) : at::Tensor();
   std::shared_ptr<FlatBuffer>& next = units_[u].next;
   // Engine::Offload and Reload change what is in memory.
   if (next != nullptr &&
@@ -163,7 +164,8 @@ absl::StatusOr<EarlySteps::Pushed> EarlySteps::Push(size_t u,
 void EarlySteps::Start(size_t u, FlatGradient* gradient,
                        const std::vector<OptimizerOptions>& options,
                        double factor) {
-  if (units_[u].pushed.has_value() || !(OnHost(u) || OnDisk(u))) return;
+  if (units_[u].pushed.has_value() || !(MayStartOnHost(u) || MayStartOnDisk(u)))
+    return;
   // What is refused is made by Step, which says what is wrong.
   (void)CatchTorch("early step", [&]() -> absl::Status {
     TorchScope scope;
@@ -186,7 +188,7 @@ void EarlySteps::Drop() {
       units_[u].pushed.reset();
     }
     // A load may have dropped its states.
-    if (!OnDisk(u)) units_[u].next = nullptr;
+    if (!MayStartOnDisk(u)) units_[u].next = nullptr;
   }
 }
 
@@ -203,13 +205,15 @@ int64_t EarlySteps::resident_bytes() const {
 // order in which the gradients are still to come.
 void EarlySteps::BeginStep() {
   taken_before_ = taken_;
+  factor_.reset();
   for (size_t u = 0; u < units_.size(); ++u) {
-    if (!units_[u].pushed.has_value() || !OnDisk(u)) continue;
+    if (!units_[u].pushed.has_value() || !MayStartOnDisk(u)) continue;
     return flats_[u]->options().stream->DropQueued();
   }
 }
 
 void EarlySteps::EndStep() {
+  factor_.reset();
   if (taken_ > taken_before_) Prefetch();
   Drop();
 }
@@ -233,12 +237,12 @@ void EarlySteps::Prefetch() {
 
 absl::StatusOr<std::optional<CommFuture>> EarlySteps::Step(
     size_t u, const UnitStep& step, const GradientFactor& factor,
-    std::optional<HostFactor>* on_host, Gradients* gradients) {
+    Gradients* gradients) {
   FlatParameter& flat = *flats_[u];
   UpdateStream::Pushed pushed;
   if (flat.updated_on_host()) {
-    if (!on_host->has_value()) on_host->emplace(factor);
-    TESSERA_ASSIGN_OR_RETURN(pushed, StepOnHost(u, step, **on_host, gradients));
+    if (!factor_.has_value()) factor_.emplace(factor);
+    TESSERA_ASSIGN_OR_RETURN(pushed, StepOnHost(u, step, gradients));
   } else if (AnyOnDisk(flat, gradients->of(u))) {
     pushed = StepOnDisk(u, step, gradients);
   } else {
@@ -252,13 +256,12 @@ absl::StatusOr<std::optional<CommFuture>> EarlySteps::Step(
 
 // A shard on the host is the new values' place itself.
 absl::StatusOr<UpdateStream::Pushed> EarlySteps::StepOnHost(
-    size_t u, const UnitStep& step, const HostFactor& factor,
-    Gradients* gradients) {
+    size_t u, const UnitStep& step, Gradients* gradients) {
   FlatParameter& flat = *flats_[u];
   const TraceScope trace(TraceTrack::kStep, "start update on the host",
                          flat.name());
   SliceStepOptions options;
-  options.factor = factor;
+  options.factor = factor_;
   options.host = KeepOnHost(u, step);
   if (options.host == nullptr) {  // else it has been brought
     TESSERA_RETURN_IF_ERROR(BringGradient(&flat, &gradients->of(u)));

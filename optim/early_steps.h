@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/layout/flat_buffer.h"
+#include "comm/communicator.h"
 #include "offload/update_stream.h"
 #include "optim/apply_step.h"
 #include "optim/states/optimizer_states.h"
@@ -65,13 +66,14 @@ class EarlySteps {
   void BeginStep();
   // Makes `step` on the update stream, behind the program, if the unit is
   // updated on the host or has states on a disk: by its early step where that
-  // turns out to be right. Takes its gradient. Returns when its new values can
-  // be read; nullopt: they are to be made at once (StepHere). `on_host` is made
-  // of `factor` for the first unit of a step that needs it. LOCAL, ASYNC.
-  // Errors are TieredBuffer::CopyFrom's.
-  absl::StatusOr<std::optional<CommFuture>> Step(
-      size_t unit, const UnitStep& step, const GradientFactor& factor,
-      std::optional<HostFactor>* on_host, Gradients* gradients);
+  // turns out to be right. Takes its gradient, unless the unit is on a device
+  // and each rank has all of it. Returns when its new values can be read;
+  // nullopt: they are to be made at once (StepHere). `factor`: one for all
+  // units of a step. LOCAL, ASYNC. Errors are TieredBuffer::CopyFrom's.
+  absl::StatusOr<std::optional<CommFuture>> Step(size_t unit,
+                                                 const UnitStep& step,
+                                                 const GradientFactor& factor,
+                                                 Gradients* gradients);
   // Drops what was not committed.
   void EndStep();
 
@@ -89,8 +91,8 @@ class EarlySteps {
     std::shared_ptr<FlatBuffer> next;
   };
 
-  bool OnDisk(size_t unit) const;
-  bool OnHost(size_t unit) const;
+  bool MayStartOnDisk(size_t unit) const;
+  bool MayStartOnHost(size_t unit) const;
   int64_t NextBytes(size_t with) const;
   absl::Status MakeRoom(size_t unit);
   absl::StatusOr<Pushed> Push(size_t unit, const UnitStep& step,
@@ -98,7 +100,6 @@ class EarlySteps {
   void Prefetch();
   absl::StatusOr<UpdateStream::Pushed> StepOnHost(size_t unit,
                                                   const UnitStep& step,
-                                                  const HostFactor& factor,
                                                   Gradients* gradients);
   UpdateStream::Pushed StepOnDisk(size_t unit, const UnitStep& step,
                                   Gradients* gradients);
@@ -118,7 +119,10 @@ class EarlySteps {
   std::vector<size_t> order_;  // in which Start was called for units on a disk,
                                // since the last step
   int64_t bytes_ = 0;
-  int64_t taken_before_ = 0;  // the step that goes on
+  // Of the step that goes on; the factor is on its way to the host since the
+  // first unit that needs it.
+  int64_t taken_before_ = 0;
+  std::optional<HostFactor> factor_;
   std::atomic<int64_t> taken_{0};
 };
 

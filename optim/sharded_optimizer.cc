@@ -117,7 +117,6 @@ absl::Status ShardedOptimizer::StepUnits(const std::vector<size_t>& units,
                                          const GradientFactor& factor,
                                          std::vector<Awaited>* awaited) {
   UnitStep::Counts counts;
-  std::optional<HostFactor> on_host;
   std::vector<size_t> directed;
   early_->BeginStep();
   for (const size_t u : units) {
@@ -129,8 +128,7 @@ absl::Status ShardedOptimizer::StepUnits(const std::vector<size_t>& units,
     OwnedChange change = {.parameters = gradients->of(u).has_gradient(),
                           .working_written = true};
     if (gradients->of(u).has_step_gradient()) {
-      TESSERA_RETURN_IF_ERROR(
-          StepUnit(u, gradients, factor, &on_host, &counts, &change));
+      TESSERA_RETURN_IF_ERROR(StepUnit(u, gradients, factor, &counts, &change));
     }
     if (in_backward_->stepped(u)) {
       change.working_written &= in_backward_->working_written(u);
@@ -153,7 +151,6 @@ absl::Status ShardedOptimizer::StepUnits(const std::vector<size_t>& units,
 // Parameters that StepsInBackward has stepped are left out.
 absl::Status ShardedOptimizer::StepUnit(size_t u, Gradients* gradients,
                                         const GradientFactor& factor,
-                                        std::optional<HostFactor>* on_host,
                                         UnitStep::Counts* counts,
                                         OwnedChange* change) {
   FlatParameter& flat = *flats_[u];
@@ -161,7 +158,7 @@ absl::Status ShardedOptimizer::StepUnit(size_t u, Gradients* gradients,
   const UnitStep step(flat, gradient.left(), counts_->steps(), groups_.options,
                       groups_.of, factor);
   TESSERA_ASSIGN_OR_RETURN(const std::optional<CommFuture> updated,
-                           early_->Step(u, step, factor, on_host, gradients));
+                           early_->Step(u, step, factor, gradients));
   if (updated.has_value()) {
     change->updated = *updated;
     return absl::OkStatus();

@@ -116,9 +116,8 @@ class ShardedOptimizer {
                          const GradientFactor& factor,
                          std::vector<Awaited>* awaited);
   absl::Status StepUnit(size_t u, Gradients* gradients,
-                        const GradientFactor& factor,
-                        std::optional<HostFactor>* on_host,
-                        UnitStep::Counts* counts, OwnedChange* change);
+                        const GradientFactor& factor, UnitStep::Counts* counts,
+                        OwnedChange* change);
 
   const std::vector<std::shared_ptr<FlatParameter>> flats_;
   ParameterGroups groups_;

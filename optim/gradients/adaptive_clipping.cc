@@ -10,7 +10,6 @@
 #include <array>
 #include <cmath>
 #include <map>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -53,7 +52,6 @@ Units UnitsOf(const Parameter& p) {
 
 // What this rank has of a parameter.
 struct Part {
-  size_t in_flat = 0;
   double clipping = 0;
   Range elements;  // of the parameter
   Units units;
@@ -156,7 +154,6 @@ Part MeasuredPart(const GradientPart& gradient, const at::Tensor& masters,
                   const AdaptiveClipping& options) {
   const Parameter& p = gradient.parameter;
   Part part;
-  part.in_flat = gradient.in_unit;
   part.clipping = options.clipping[static_cast<size_t>(p.index)];
   part.elements = gradient.elements;
   part.units = UnitsOf(p);
@@ -177,39 +174,33 @@ Part MeasuredPart(const GradientPart& gradient, const at::Tensor& masters,
   return part;
 }
 
-// By flat.
-using Parts = std::vector<std::vector<Part>>;
+// By the parameter's number in the model.
+using Parts = std::map<int64_t, Part>;
 
 constexpr char kWhat[] = "adaptive gradient clipping";
 
 absl::StatusOr<Parts> Measure(const Flats& flats,
                               const AdaptiveClipping& options,
                               const Gradients& gradients) {
-  const auto clips = [&](const Parameter& p) {
-    return options.clipping[static_cast<size_t>(p.index)] > 0;
-  };
-  const auto any = [&](const FlatParameter& flat) {
-    return std::any_of(flat.parameters().begin(), flat.parameters().end(),
-                       clips);
-  };
-  Parts parts(flats.size());
+  Parts parts;
   TESSERA_RETURN_IF_ERROR(VisitOwned(
-      kWhat, flats, any, gradients,
+      kWhat, flats,
+      [&](const Parameter& p) {
+        return options.clipping[static_cast<size_t>(p.index)] > 0;
+      },
+      gradients,
       [&](const GradientParts& measured) -> absl::Status {
-        std::optional<RaisedValue> masters;
+        const FlatParameter& flat = *flats[measured[0].unit];
+        TESSERA_ASSIGN_OR_RETURN(const RaisedValue masters,
+                                 flat.states().RaiseValue());
         for (const GradientPart& part : measured) {
-          if (!clips(part.parameter)) continue;
-          const FlatParameter& flat = *flats[part.unit];
-          if (!masters.has_value()) {
-            TESSERA_ASSIGN_OR_RETURN(RaisedValue raised,
-                                     flat.states().RaiseValue());
-            masters.emplace(std::move(raised));
-          }
           const int64_t begin = part.parameter.range.begin +
                                 part.elements.begin - flat.owned().begin;
-          parts[part.unit].push_back(MeasuredPart(
-              part, masters->View().narrow(0, begin, part.elements.numel()),
-              options));
+          parts.emplace(
+              part.parameter.index,
+              MeasuredPart(
+                  part, masters.View().narrow(0, begin, part.elements.numel()),
+                  options));
         }
         return absl::OkStatus();
       }));
@@ -218,20 +209,18 @@ absl::StatusOr<Parts> Measure(const Flats& flats,
 
 // ---- units that are cut
 
-std::string KeyOf(const FlatParameter& flat, const Part& part, int64_t unit) {
-  return absl::StrCat(flat.parameters()[part.in_flat].index, ":", unit);
+std::string KeyOf(int64_t parameter, int64_t unit) {
+  return absl::StrCat(parameter, ":", unit);
 }
 
 // A line "key TAB weights TAB gradient" for each.
-std::string TextOf(const Flats& flats, const Parts& parts) {
+std::string TextOf(const Parts& parts) {
   std::string text;
-  for (size_t u = 0; u < flats.size(); ++u) {
-    for (const Part& part : parts[u]) {
-      for (const auto& [unit, norms] : part.cut) {
-        absl::StrAppend(&text, KeyOf(*flats[u], part, unit), "\t",
-                        norms.weights.Serialize(), "\t",
-                        norms.gradient.Serialize(), "\n");
-      }
+  for (const auto& [index, part] : parts) {
+    for (const auto& [unit, norms] : part.cut) {
+      absl::StrAppend(&text, KeyOf(index, unit), "\t",
+                      norms.weights.Serialize(), "\t",
+                      norms.gradient.Serialize(), "\n");
     }
   }
   return text;
@@ -258,21 +247,17 @@ absl::StatusOr<std::map<std::string, Part::Norms>> Merged(
   return merged;
 }
 
-absl::Status JoinCutUnits(const Flats& flats, const AdaptiveClipping& options,
+absl::Status JoinCutUnits(const AdaptiveClipping& options, Communicator* comm,
                           Parts* parts) {
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> all,
-      flats[0]->communicator()->AllGatherStrings(
-          TextOf(flats, *parts), CommTag{"adaptive gradient clipping"}));
+      comm->AllGatherStrings(TextOf(*parts), CommTag{kWhat}));
   TESSERA_ASSIGN_OR_RETURN(auto merged, Merged(all));
-  for (size_t u = 0; u < flats.size(); ++u) {
-    for (Part& part : (*parts)[u]) {
-      for (const auto& [unit, mine] : part.cut) {
-        const Part::Norms& norms = merged[KeyOf(*flats[u], part, unit)];
-        part.factors[static_cast<size_t>(unit - part.first_unit)] =
-            FactorOf(norms.weights.Norm(), norms.gradient.Norm(), part.clipping,
-                     options);
-      }
+  for (auto& [index, part] : *parts) {
+    for (const auto& [unit, mine] : part.cut) {
+      const Part::Norms& norms = merged[KeyOf(index, unit)];
+      part.factors[static_cast<size_t>(unit - part.first_unit)] = FactorOf(
+          norms.weights.Norm(), norms.gradient.Norm(), part.clipping, options);
     }
   }
   return absl::OkStatus();
@@ -333,33 +318,26 @@ absl::Status ClipAdaptively(const Flats& flats, const AdaptiveClipping& options,
   TESSERA_ASSIGN_OR_RETURN(Parts parts, Measure(flats, options, *gradients));
   if (flats[0]->stage().sharded_optimizer &&
       flats[0]->communicator()->world_size() > 1) {
-    TESSERA_RETURN_IF_ERROR(JoinCutUnits(flats, options, &parts));
+    TESSERA_RETURN_IF_ERROR(
+        JoinCutUnits(options, flats[0]->communicator(), &parts));
   }
-  // By number of the parameter in the model.
-  std::map<int64_t, const Part*> changed;
-  for (size_t u = 0; u < flats.size(); ++u) {
-    for (const Part& part : parts[u]) {
-      if (!Changes(part)) continue;
-      changed[flats[u]->parameters()[part.in_flat].index] = &part;
-    }
+  if (std::none_of(parts.begin(), parts.end(),
+                   [](const auto& part) { return Changes(part.second); })) {
+    return absl::OkStatus();
   }
-  if (changed.empty()) return absl::OkStatus();
   before_change();
   return ChangeOwned(
       kWhat, flats,
-      [&](const FlatParameter& flat) {
-        return std::any_of(
-            flat.parameters().begin(), flat.parameters().end(),
-            [&](const auto& p) { return changed.count(p.index) > 0; });
+      [&](const Parameter& p) {
+        const auto part = parts.find(p.index);
+        return part != parts.end() && Changes(part->second);
       },
       gradients,
-      [&](const GradientParts& all) {
-        for (const GradientPart& part : all) {
-          const auto found = changed.find(part.parameter.index);
-          if (found == changed.end()) continue;
+      [&](const GradientParts& changed) {
+        for (const GradientPart& part : changed) {
           const at::ScalarType dtype = flats[part.unit]->step_dtype();
           const at::Tensor wide = part.values.to(dtype);  // or itself
-          Multiply(wide, *found->second);
+          Multiply(wide, parts.at(part.parameter.index));
           if (!wide.is_same(part.values)) part.values.copy_(wide);  // rounded
         }
       });

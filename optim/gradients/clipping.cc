@@ -92,15 +92,11 @@ absl::Status MultiplyGradients(const Flats& flats,
   };
   return ChangeOwned(
       "gradient clipping", flats,
-      [&](const FlatParameter& flat) {
-        return std::any_of(flat.parameters().begin(), flat.parameters().end(),
-                           [&](const auto& p) { return factor_of(p) != 1; });
-      },
+      [&](const FlatParameter::Parameter& p) { return factor_of(p) != 1; },
       gradients,
       [&](const GradientParts& parts) {
         for (const GradientPart& part : parts) {
-          const double factor = factor_of(part.parameter);
-          if (factor != 1) Multiply(part.values, factor);
+          Multiply(part.values, factor_of(part.parameter));
         }
       });
 }

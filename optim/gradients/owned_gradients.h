@@ -5,10 +5,11 @@
 //   shard           [ .. w2 part ..]       of each element one rank
 //   owned    the shard; below stage 2 all of it
 //
-// Only units and parameters that have a gradient in this step are visited.
-// Gradients on the host or a disk are in memory for the moment of their visit.
-// LOCAL; on devices ASYNC, on the current stream. ResourceExhausted, errors of
-// a disk, and what `visit` throws, as an error of `what`; the first ends it.
+// Only parameters that have a gradient in this step are visited. Gradients on
+// the host or a disk are in memory for the moment of their unit's visit. LOCAL;
+// on devices ASYNC, on the current stream. ResourceExhausted, errors of a disk,
+// and what `visit` throws, as an error of `what`; the first ends it. REQUIRES:
+// Gradients::Enter.
 #ifndef OPTIM_GRADIENTS_OWNED_GRADIENTS_H_
 #define OPTIM_GRADIENTS_OWNED_GRADIENTS_H_
 
@@ -29,16 +30,15 @@ namespace tessera {
 
 // What this rank has of the gradient of one parameter.
 struct GradientPart {
-  size_t unit;     // its number among the flats
-  size_t in_unit;  // the parameter's, in the unit
+  size_t unit;  // its number among the flats
   const FlatParameter::Parameter& parameter;
   Range elements;     // of the parameter, as real numbers
   at::Tensor values;  // [n]
-  int64_t first;      // where it begins, in elements from that of its storage
+  int64_t first;      // where it begins in its storage, in elements of `values`
 };
 using GradientParts = std::vector<GradientPart>;
 
-using UnitFilter = std::function<bool(const FlatParameter&)>;
+using ParameterFilter = std::function<bool(const FlatParameter::Parameter&)>;
 
 // Visits this rank's shards, also where it owns more: so each element counts on
 // one rank. `values` are complex where the parameter is.
@@ -49,19 +49,19 @@ absl::Status VisitShards(
     const std::function<void(const FlatGradient&, const GradientParts&)>&
         visit);
 
-// Visits all that this rank owns of the units in `of`. `values` are real.
+// Visits all that this rank owns of the parameters in `of` (null: of all).
+// `values` are real.
 absl::Status VisitOwned(
     absl::string_view what,
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
-    const UnitFilter& of, const Gradients& gradients,
+    const ParameterFilter& of, const Gradients& gradients,
     const std::function<absl::Status(const GradientParts&)>& visit);
 
-// As VisitOwned; the optimizer uses what `change` writes. REQUIRES:
-// Gradients::Enter.
+// As VisitOwned; the optimizer uses what `change` writes.
 absl::Status ChangeOwned(
     absl::string_view what,
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
-    const UnitFilter& of, Gradients* gradients,
+    const ParameterFilter& of, Gradients* gradients,
     const std::function<void(const GradientParts&)>& change);
 
 }  // namespace tessera
