@@ -12,7 +12,7 @@
 #include "engine/build/recompute_choice.h"
 #include "engine/build/tiers.h"
 #include "optim/algorithms/optimizer_options.h"
-#include "optim/loss_scaler.h"
+#include "optim/schedule/loss_scaler.h"
 #include "optim/sharded_step.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"

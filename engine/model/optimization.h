@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "optim/loss_scaler.h"
+#include "optim/schedule/loss_scaler.h"
 #include "optim/sharded_optimizer.h"
 #include "sharding/gradient/gradients.h"
 

@@ -99,7 +99,7 @@ TESSERA_RANK_FUNCTION(BytesOfTransport) {
 TEST(PlanTransportTest, CommunicationBuffersAreWhatBackendsTake) {
   for (const std::string backend : {"shm", "gloo"}) {
     const std::string text =
-        absl::StrCat("Mlp stage=2 world=2 backend=", backend);
+        absl::StrCat("LargeWideGpt stage=2 world=2 backend=", backend);
     const auto report = PlanOf(TruthCase::FromText(text));
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(report->backend, backend);

@@ -70,7 +70,7 @@ TESSERA_RANK_FUNCTION(ResidentOfTraining) {
   torch::manual_seed(1);
   if (!truth.keeps_heap) mallopt(M_MMAP_THRESHOLD, 128 << 10);
   {
-    const TruthModel small = MakeTruthModel("WideGpt");
+    const TruthModel small = MakeTruthModel("Gpt");
     TESSERA_ASSIGN_OR_RETURN(auto engine, MakeEngine(small, truth, world));
     TESSERA_RETURN_IF_ERROR(TrainSteps(small, truth, engine.get(), 1));
     TESSERA_RETURN_IF_ERROR(engine->Close());

@@ -79,7 +79,7 @@ void SetField(const std::string& field, const std::string& value,
 }  // namespace
 
 TruthModel MakeTruthModel(const std::string& name) {
-  if (name == "Gpt") return GptOf(128, 4, kBatch, kSeq);
+  if (name == "Gpt") return GptOf(256, 4, kBatch, kSeq);
   // Mostly parameters, and mostly activations; and each of 100 MB and more.
   if (name == "WideGpt") return GptOf(320, 6, 1, 32);
   if (name == "LongGpt") return GptOf(128, 6, 16, 96);
@@ -87,11 +87,11 @@ TruthModel MakeTruthModel(const std::string& name) {
   if (name == "LargeLongGpt") return GptOf(64, 6, 48, 96);
   if (name == "Llama") {
     return OfTokens(std::make_shared<LlamaImpl>(LlamaOptions()
-                                                    .dim(128)
+                                                    .dim(256)
                                                     .layers(4)
                                                     .heads(4)
                                                     .kv_heads(2)
-                                                    .hidden(320)
+                                                    .hidden(640)
                                                     .vocab(kVocab)));
   }
   const auto own = OwnTruthModels().find(name);

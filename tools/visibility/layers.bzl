@@ -71,7 +71,7 @@ LAYERS = {
     "optim/gradients": ["base/...", "comm", "optim/norm", "sharding/flat", "sharding/gradient", "offload", "offload/disk"],
     "optim/factored": ["base/...", "comm", "optim/algorithms", "optim/formulas", "optim/kernels", "sharding/flat", "offload", "offload/disk"],
     "optim/states": ["base/...", "comm", "optim/algorithms", "optim/custom", "optim/factored", "optim/formulas", "optim/kernels", "sharding/flat", "offload", "offload/disk"],
-    "optim": ["base/...", "comm", "optim/algorithms", "optim/custom", "optim/factored", "optim/formulas", "optim/gradients", "optim/kernels", "optim/matrix", "optim/norm", "optim/states", "sharding/flat", "sharding/gradient", "offload", "offload/disk"],
+    "optim": ["base/...", "comm", "optim/algorithms", "optim/custom", "optim/factored", "optim/formulas", "optim/gradients", "optim/kernels", "optim/matrix", "optim/norm", "optim/schedule", "optim/states", "sharding/flat", "sharding/gradient", "offload", "offload/disk"],
     "optim/cuda": ["base/...", "optim", "optim/algorithms", "optim/formulas", "optim/kernels", "optim/norm"],
     "checkpoint/disk": ["base/...", "testing/disk"],
     "checkpoint/format": ["base/...", "checkpoint/disk", "testing/disk"],

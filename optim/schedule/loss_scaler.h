@@ -15,8 +15,8 @@
 // refused. All ranks do the same, given the same overflows: those of any rank.
 // Source: Micikevicius et al., "Mixed Precision Training", 2018. Threads: const
 // methods may run concurrently; the others need outside order.
-#ifndef OPTIM_LOSS_SCALER_H_
-#define OPTIM_LOSS_SCALER_H_
+#ifndef OPTIM_SCHEDULE_LOSS_SCALER_H_
+#define OPTIM_SCHEDULE_LOSS_SCALER_H_
 
 #include <cstdint>
 
@@ -85,4 +85,4 @@ class LossScaler {
 };
 
 }  // namespace tessera
-#endif  // OPTIM_LOSS_SCALER_H_
+#endif  // OPTIM_SCHEDULE_LOSS_SCALER_H_
