@@ -162,6 +162,17 @@ class UnitStepTest : public ::testing::TestWithParam<Case> {
     }
     return tensors;
   }
+  // Blocks of 8 bits whose scale is halved by the step, while elements come
+  // that are nothing beside the old one: whoever cuts such a block loses them.
+  static void MakeSteep(StepTensors* tensors) {
+    if (GetParam().options.states != StateType::kBlock8) return;
+    const int64_t n = tensors->gradient.numel();
+    const at::Tensor comes = at::arange(n).remainder(64).ge(49).to(at::kFloat);
+    tensors->gradient.copy_(comes * (10 * 0x1p-15));
+    const at::Tensor numbers = 1 - comes;
+    EncodeBlock8(numbers.const_data_ptr<float>(), n, /*non_negative=*/false,
+                 tensors->states[0].mutable_data_ptr());
+  }
   // [owned]: 1 where a parameter with a gradient lies.
   at::Tensor Stepped(const FlatGradient& gradient) {
     const at::Tensor stepped =
@@ -311,7 +322,8 @@ TEST_P(UnitStepTest, HasTheSameBitsOnAnyNumberOfThreads) {
   const UnitStep step(*flat_, gradient->has_gradient(), steps,
                       {GetParam().options}, std::vector<int>(named_.size()),
                       /*factor=*/1);
-  const StepTensors before = RandomTensors();
+  StepTensors before = RandomTensors();
+  MakeSteep(&before);
   StepTensors one;
   for (const int threads : {1, 2, 3, 4}) {
     at::set_num_threads(threads);
