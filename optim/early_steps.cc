@@ -164,8 +164,8 @@ absl::StatusOr<EarlySteps::Pushed> EarlySteps::Push(size_t u,
 void EarlySteps::Start(size_t u, FlatGradient* gradient,
                        const std::vector<OptimizerOptions>& options,
                        double factor) {
-  if (units_[u].pushed.has_value() || !(MayStartOnHost(u) || MayStartOnDisk(u)))
-    return;
+  if (units_[u].pushed.has_value()) return;
+  if (!MayStartOnHost(u) && !MayStartOnDisk(u)) return;
   // What is refused is made by Step, which says what is wrong.
   (void)CatchTorch("early step", [&]() -> absl::Status {
     TorchScope scope;

@@ -119,9 +119,8 @@ class EarlySteps {
   std::vector<size_t> order_;  // in which Start was called for units on a disk,
                                // since the last step
   int64_t bytes_ = 0;
-  // Of the step that goes on; the factor is on its way to the host since the
-  // first unit that needs it.
-  int64_t taken_before_ = 0;
+  int64_t taken_before_ = 0;  // taken_ when the step began
+  // The step's factor; it goes to the host for the first unit that needs it.
   std::optional<HostFactor> factor_;
   std::atomic<int64_t> taken_{0};
 };

@@ -73,20 +73,24 @@ TESSERA_RANK_FUNCTION(TrainTraced) {
   const int64_t exposed = ExposedCommNanos();
   TESSERA_RETURN_IF_ERROR(
       TrainSteps(*engine, *model, spec, world.rank(), 0, &record));
-  // The first of two ranks to come waits, unless both come at once. That is not
-  // always the same one, and one rank may never have to wait.
-  bool waited = false;
-  for (int round = 0; !waited && round < 1000; ++round) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const std::vector<std::string> all,
-        world.communicator()->AllGatherStrings(
-            ExposedCommNanos() != exposed ? "waited" : "", {"who waited"}));
-    waited = absl::c_linear_search(all, "waited");
-  }
-  if (!waited) return absl::InternalError("no wait was counted");
+  bool waited = ExposedCommNanos() != exposed;
   TESSERA_RETURN_IF_ERROR(AddFinalState(*engine, *model, &record));
   if (!checkpoint.empty() && !goes_on) {
     TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(checkpoint));
+  }
+  // The first of two ranks to come waits, unless both come at once: then they
+  // train on. That is not always the same one, and one rank may never wait.
+  for (int round = 1; true; ++round) {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                             world.communicator()->AllGatherStrings(
+                                 waited ? "waited" : "", {"who waited"}));
+    if (absl::c_linear_search(all, "waited")) break;
+    if (round == 100) return absl::InternalError("no wait was counted");
+    Record more;
+    const int64_t before = ExposedCommNanos();
+    TESSERA_RETURN_IF_ERROR(
+        TrainSteps(*engine, *model, spec, world.rank(), 0, &more));
+    waited = ExposedCommNanos() != before;
   }
   TESSERA_RETURN_IF_ERROR(engine->Close());
   return ToText(record);
