@@ -1,7 +1,8 @@
 // UserWrites: tracks what a program has written into the working copy of one
 // flat since the engine last took its writes over.
 //
-// Threads: any.
+// Threads: any. The caller orders what takes `whole` or `states`, and
+// DropBefore (FlatParameter's mutex).
 #ifndef SHARDING_FLAT_USER_WRITES_H_
 #define SHARDING_FLAT_USER_WRITES_H_
 
@@ -40,15 +41,17 @@ class UserWrites {
   bool has_placed() const { return has_placed_; }
   void ClearPlaced();
 
-  // Keeps the working shard as it is before the first write into it, where
-  // masters are split: which of their elements a write changes is known only
-  // from that. LOCAL. ResourceExhausted.
+  // Keeps the working shard as it is before the first write, where that goes
+  // into the shard itself (it is a part of `whole`) and masters are split:
+  // which of their elements a write changes is known only from that. Else it
+  // does nothing. LOCAL. ResourceExhausted.
   absl::Status KeepBefore(const FlatDescription& flat,
                           const ShardStates& states, const FlatBuffer& whole);
   void DropBefore();
   // Takes `whole` over into this rank's part; with
   // FlatParameterOptions::check_writes keeps its fingerprint. An error is
-  // TakeError's. LOCAL.
+  // TakeError's. REQUIRES: a TorchScope; the work on `whole` and on the states
+  // is done, or ordered before the current stream's. LOCAL.
   void TakeOver(const FlatDescription& flat, const FlatBuffer& whole,
                 ShardStates* states);
   // Returns the first error of TakeOver since the last call.
