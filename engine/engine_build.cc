@@ -193,10 +193,8 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
     settings_.flats.part = PartsOf(groups_.groups());
   }
   TESSERA_RETURN_IF_ERROR(ChooseStage(partition->units, trainable));
-  // Where nothing is sharded all ranks are one group.
-  TESSERA_RETURN_IF_ERROR(model_.MakeMesh(model_.stage() == 0
-                                              ? model_.comm()->world_size()
-                                              : settings_.shard_group_size));
+  TESSERA_RETURN_IF_ERROR(
+      model_.MakeMesh(settings_.group_size(model_.stage())));
   SetOverlap(config_.zero_optimization(), model_.stage(), &settings_);
   settings_.flats.sharded_parameters = model_.stage() == 3;
   TESSERA_ASSIGN_OR_RETURN(

@@ -34,11 +34,4 @@ void DivideBy(const at::Tensor& t, double divisor) {
   }
 }
 
-at::Tensor Divided(const at::Tensor& t, double divisor) {
-  if (divisor == 1) return t;
-  if (t.is_cpu()) return t.div(divisor);
-  if (IsRoundedIn(t.scalar_type(), divisor)) return ByFloats(t, divisor);
-  return t.div(OnDeviceOf(t, divisor));
-}
-
 }  // namespace tessera

@@ -10,9 +10,6 @@ namespace tessera {
 // Divides in place; a divisor of 1 does nothing. Throws c10::Error. ASYNC on
 // devices: on the current stream.
 void DivideBy(const at::Tensor& t, double divisor);
-// Returns the quotients in a new tensor; `t` itself for a divisor of 1. Throws
-// c10::Error. ASYNC on devices: on the current stream.
-at::Tensor Divided(const at::Tensor& t, double divisor);
 
 }  // namespace tessera
 #endif  // BASE_TORCH_DIVIDE_H_

@@ -304,6 +304,7 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
                         : BufferSync::Values::kRank0;
   }
   s.narrow_gradients = KeepsNarrowGradients(config, s, world_size);
+  s.world_size = world_size;
   s.shard_group_size = config.sharding().shard_group_size();
   if (s.shard_group_size == 0) s.shard_group_size = world_size;
   return s;

@@ -61,7 +61,14 @@ struct Settings {
   bool shard_alone = false;                // one rank gathers what it has
   std::optional<Determinism> determinism;  // on devices; absent: off
   std::optional<BufferSync::Values> buffer_sync;  // absent: local
+  int world_size = 1;
   int shard_group_size = 1;  // the world size where there are no replicas
+
+  // Returns over how many ranks flats are laid out: where nothing is sharded
+  // all are one group.
+  int group_size(int stage) const {
+    return stage == 0 ? world_size : shard_group_size;
+  }
 };
 
 // Translates a configuration, except for what SetOverlap sets. REQUIRES:

@@ -239,7 +239,7 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
   // What is shared is written where all read it.
   const Published published =
       replay.shares_working_copy ? Published() : PublishedOf(planned.flats);
-  const int ranks = stage == 0 ? options.world_size : settings.shard_group_size;
+  const int ranks = settings.group_size(stage);
   plan.sent_bytes = SentBytes(result, published.bytes, ranks,
                               options.world_size, /*all_reduces=*/stage == 0) +
                     Around(LineBytes(planned.flats), ranks) * 2;

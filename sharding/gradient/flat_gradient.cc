@@ -198,7 +198,9 @@ void FlatGradient::Divide(const at::Tensor& sums, double divisor,
 }
 
 at::Tensor FlatGradient::Mean(const at::Tensor& sums, double divisor) const {
-  return Divided(sums.to(flat_->step_dtype()), divisor);
+  at::Tensor mean = sums.to(flat_->step_dtype());
+  DivideBy(mean, divisor);
+  return mean;
 }
 
 absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {

@@ -228,7 +228,8 @@ class FlatGradient {
   // Adds the slices of `mean`, [owned], of the parameters in `had` to the
   // step's gradient, or sets it.
   void Accumulate(const std::vector<bool>& had, const at::Tensor& mean);
-  // Returns the mean in the master dtype.
+  // Returns the mean in the master dtype, in the memory of `sums` if that is
+  // their dtype.
   at::Tensor Mean(const at::Tensor& sums, double divisor) const;
   // Writes sums / divisor to `mean`, [owned], which may be `sums`.
   void Divide(const at::Tensor& sums, double divisor,

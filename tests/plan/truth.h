@@ -54,6 +54,7 @@ struct TruthCase {
   bool in_backward = false;        // sharding.step_in_backward
   std::string masters = "fp32";    // data_types.master_dtype
 
+  // In 16 bits it is ShortGpt that is meant by Gpt, and ShortLlama by Llama.
   static TruthCase FromText(absl::string_view text);
   proto::Config config() const;
   // Returns a name for tests.

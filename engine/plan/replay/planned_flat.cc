@@ -12,7 +12,6 @@ PlannedFlat PlannedFlatOf(const FlatPlan& flat,
                           const FlatParameterOptions& options,
                           const OptimizerOptions* optimizer, int group_size,
                           bool on_cpu) {
-  // At stage 0 all ranks are one group, but nothing is cut.
   const FlatLayout layout = LayoutOf(flat.parameters, group_size);
   const auto bytes = [](at::ScalarType dtype) {
     return static_cast<int64_t>(c10::elementSize(dtype));
@@ -74,8 +73,9 @@ PlannedFlats PlannedFlatsOf(const Settings& settings,
   for (const FlatPlan& flat : flats) {
     options.push_back(FlatParameterOptionsOf(settings, flat, stage));
   }
-  planned.tiers = ChooseTiers(settings.offload, flats,
-                              settings.shard_group_size, on_cpu, &options);
+  const int group_size = settings.group_size(stage);
+  planned.tiers =
+      ChooseTiers(settings.offload, flats, group_size, on_cpu, &options);
   // Buffers for a device's states are on the host.
   if (planned.tiers.any() && on_cpu) {
     planned.stream_bytes =
@@ -84,7 +84,7 @@ PlannedFlats PlannedFlatsOf(const Settings& settings,
   for (size_t i = 0; i < flats.size(); ++i) {
     planned.flats.push_back(PlannedFlatOf(flats[i], options[i],
                                           OptimizerOf(groups, flats[i]),
-                                          settings.shard_group_size, on_cpu));
+                                          group_size, on_cpu));
   }
   return planned;
 }
