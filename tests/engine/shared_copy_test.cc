@@ -70,7 +70,7 @@ struct EvenModel : torch::nn::Module {
   std::vector<std::shared_ptr<EvenBlock>> blocks;
 };
 
-const int kRounds = DefaultBackend() == "shm" ? 5000 : 500;
+const int kRounds = DefaultBackend() == "shm" ? 1600 : 400;
 
 TrainingSpec SharedSpec(const std::string& dtype = "fp32") {
   TrainingSpec spec;
