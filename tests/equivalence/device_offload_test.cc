@@ -217,9 +217,11 @@ TEST(DeviceOffload, CallsFindWhatIsElsewhere) {
         for (const int offload : {0, 1, 2, 3}) {
           if (stage < 3 && offload == 3) continue;
           for (const char* moved : {"", "moved"}) {
-            // Half of them, in which every pair occurs.
-            const int cell = world_size + stage + (fp16 == kBf16) + offload;
+            // A part of them, in which every pair occurs.
+            const int half = stage + (fp16 == kBf16);
+            const int cell = world_size + half + offload;
             if ((cell + (*moved != 0)) % 2 == 0) continue;
+            if (offload < 3 && (half + offload / 2) % 2 == 0) continue;
             const Way way = WayOf(stage, fp16, offload);
             SCOPED_TRACE(
                 absl::StrCat("W ", world_size, ": ", TextOf(way), moved));
@@ -369,7 +371,7 @@ TEST(DeviceOffload, StatesMayMoveOnAnyStream) {
 }
 
 TEST(DeviceOffload, ACheckpointGoesFromAnyTierToAnother) {
-  int i = 0;
+  int i = 0, turn = 0;
   RankPool* const pool = RankPool::Get(2);
   for (const int fp16 : {kFp32, kBf16}) {
     Answers first;
@@ -377,6 +379,8 @@ TEST(DeviceOffload, ACheckpointGoesFromAnyTierToAnother) {
       for (const int to : {0, 2, 3}) {
         for (const char* how : {"", "async", "moved"}) {
           if (++i % 2 == 0) continue;  // in the other dtype
+          // Not "async": one of the two others.
+          if (*how != 'a' && turn++ % 4 % 3 != 0) continue;
           const TempFolder folder;
           const std::string text = absl::StrCat(
               TextOf(WayOf(3, fp16, from)), "|", TextOf(WayOf(3, fp16, to)),
