@@ -118,7 +118,10 @@ TESSERA_RANK_FUNCTION(StagesOfALoad) {
   const auto gpt = MakeGpt();
   proto::Config config = AutoConfigOf(world.world_size(), int64_t{1} << 32);
   config.mutable_zero_optimization()->set_stage(0);
-  TESSERA_ASSIGN_OR_RETURN(const auto engine, CreateOn(world, gpt, config));
+  config.set_auto_micro_batch(false);
+  config.mutable_activation_checkpointing()->clear_policy();
+  TESSERA_ASSIGN_OR_RETURN(const auto engine,
+                           CreateOn(world, gpt, config, "", /*planned=*/false));
   TESSERA_ASSIGN_OR_RETURN(
       const LoadCheckpointReport report,
       engine->LoadCheckpoint(absl::StrCat(args, "/step-00000002")));
