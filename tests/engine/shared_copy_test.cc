@@ -71,7 +71,7 @@ struct EvenModel : torch::nn::Module {
 };
 
 const int kRounds = DefaultBackend() == "shm" ? 1600 : 400;
-const int kSharedSteps = DefaultBackend() == "shm" ? 800 : 120;
+const int kSharedSteps = DefaultBackend() == "shm" ? 1000 : 120;
 
 TrainingSpec SharedSpec(const std::string& dtype = "fp32") {
   TrainingSpec spec;

@@ -218,13 +218,11 @@ TEST(DeviceOffload, CallsFindWhatIsElsewhere) {
           if (stage < 3 && offload == 3) continue;
           for (const char* moved : {"", "moved"}) {
             // A part of them, in which every pair occurs.
-            const int half = stage + (fp16 == kBf16);
-            const int cell = world_size + half + offload;
-            if ((cell + (*moved != 0)) % 2 == 0) continue;
-            if (offload < 3 && (half + offload / 2) % 2 == 0) continue;
+            const int sum = stage + (fp16 == kBf16);
+            if ((world_size + sum + offload + (*moved != 0)) % 2 == 0) continue;
+            if (offload < 3 && (sum + offload / 2) % 2 == 0) continue;
             const Way way = WayOf(stage, fp16, offload);
-            SCOPED_TRACE(
-                absl::StrCat("W ", world_size, ": ", TextOf(way), moved));
+            SCOPED_TRACE(absl::StrCat("W ", world_size, TextOf(way), moved));
             ExpectSame(expected, pool->Run("Calls", TextOf(way) + "|" + moved));
             if (HasFailure()) return;
           }
@@ -254,8 +252,7 @@ TEST(DeviceOffload, StatesOf8BitsGoWhereOthersDo) {
   }
 }
 
-// Two parameters within one storage, and one block of it, of groups of their
-// own.
+// Two parameters of one storage and one of its blocks, of groups of their own.
 struct OddPlaces : torch::nn::Module {
   explicit OddPlaces(at::Device device) {
     const at::Tensor all = torch::linspace(-1, 1, 1000).to(device);
@@ -379,8 +376,7 @@ TEST(DeviceOffload, ACheckpointGoesFromAnyTierToAnother) {
       for (const int to : {0, 2, 3}) {
         for (const char* how : {"", "async", "moved"}) {
           if (++i % 2 == 0) continue;  // in the other dtype
-          // Not "async": one of the two others.
-          if (*how != 'a' && turn++ % 4 % 3 != 0) continue;
+          if (*how != 'a' && turn++ % 4 % 3 != 0) continue;  // "" or "moved"
           const TempFolder folder;
           const std::string text = absl::StrCat(
               TextOf(WayOf(3, fp16, from)), "|", TextOf(WayOf(3, fp16, to)),
