@@ -131,7 +131,7 @@ struct Side {
 // TESSERA_TEST_CELLS=all the whole product of the former.
 const Choice kRanksAxes = {4, 4, 4, 4};
 const Choice kOtherAxes = {2, 2, 3, 3, 2, 2, 2, 2};
-constexpr size_t kCells = 24;
+constexpr size_t kCells = 16;
 
 TEST(CheckpointLayoutTest, IsNoPartOfIt) {
   const bool all = EnvString("TESSERA_TEST_CELLS") == "all";

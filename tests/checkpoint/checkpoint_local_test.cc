@@ -127,6 +127,9 @@ TEST_P(CheckpointLocalTest, WhatNoHostHasIsNamed) {
 TEST_P(CheckpointLocalTest, ASaveThatFailsOnOneHostLeavesNothing) {
   for (const char* replicas : {"", " replicas"}) {
     for (int rank : {0, 1, 2, 3}) {
+      // What one of the two stages leaves out the other one runs.
+      const int sum = rank + GetParam() + (*replicas == '\0' ? 0 : 1);
+      if (sum % 2 != 0) continue;
       const std::string full = absl::StrCat("full", rank, replicas);
       EXPECT_THAT(Run("TrainAndSaveOnHosts", "AABB", full),
                   Each(AllOf(HasSubstr(absl::StrCat("rank ", rank)),
@@ -143,7 +146,8 @@ TEST_P(CheckpointLocalTest, ASaveThatFailsOnOneHostLeavesNothing) {
 }
 
 TEST_P(CheckpointLocalTest, ReplicasOutlastAHost) {
-  for (const char* how : {"replicas", "replicas async"}) {
+  const char* const ways[] = {"replicas", "replicas async"};
+  for (const char* how : ways) {
     const std::vector<std::string> saved =
         Run("TrainAndSaveOnHosts", "AABBC", how);
     ASSERT_THAT(saved, Each(StartsWith("step 2\n")));
@@ -153,6 +157,9 @@ TEST_P(CheckpointLocalTest, ReplicasOutlastAHost) {
     EXPECT_THAT(FilesOf('C'), ElementsAre("rank-00002", "rank-00003",
                                           "rank-00004", "lock", "manifest"));
     for (char lost : {'A', 'B', 'C'}) {
+      // What one of the two stages leaves out the other one runs.
+      const int sum = lost - 'A' + GetParam() + (how == ways[0] ? 0 : 1);
+      if (sum % 2 != 0) continue;
       const std::string copy = absl::StrCat(PathOf(lost), "copy");
       fs::rename(PathOf(lost), copy);
       EXPECT_THAT(Run("LoadOnHosts", "AABBC"), Each(saved[0])) << lost;

@@ -88,10 +88,13 @@ TEST_P(CheckpointTest, AnyRanksAndStageLoadIt) {
       ASSERT_THAT(saved, HasSubstr("step 2\n"));
       const auto masters = MastersIn(dir);
       for (int readers : {1, 2, 3, 4}) {
+        // A part in which every triple of stages and numbers of ranks occurs,
+        // with one of the dtypes.
+        const int ranks = writers + readers;
+        if (ranks % 2 != (*dtype == 'b' ? 1 : 0)) continue;
         const auto next = NextStepOfOracle(masters, spec_, readers);
         for (int stage : {0, 1, 2, 3}) {
-          // A part in which every triple of stages and numbers of ranks occurs.
-          const int cell = writers + readers + GetParam() + stage;
+          const int cell = ranks + GetParam() + stage;
           if (cell % 4 != (*dtype == 'b' ? 2 : 0)) continue;
           SCOPED_TRACE(absl::StrCat(writers, " ranks to ", readers, ", stage ",
                                     GetParam(), " to ", stage, ", ", dtype));

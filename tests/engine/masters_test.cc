@@ -193,8 +193,11 @@ class MastersTest
 };
 
 TEST_P(MastersTest, WritesOfTheUserChangeWhatTheyWriteAlone) {
+  int cell = spec_.stage;
   for (const auto& [name, write] : Writes()) {
     for (int world_size : {1, 2, 3}) {
+      // Half of the cells, and at the next stage the other half.
+      if (++cell % 2 == 0) continue;
       if (world_size == 1 && !spec_.remainder_masters) continue;
       SCOPED_TRACE(absl::StrCat(name, " on ", world_size, " ranks"));
       const Record expected = WriteAndTrainWithOracle(write, spec_, world_size);

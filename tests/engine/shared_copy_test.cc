@@ -70,7 +70,8 @@ struct EvenModel : torch::nn::Module {
   std::vector<std::shared_ptr<EvenBlock>> blocks;
 };
 
-const int kRounds = DefaultBackend() == "shm" ? 5000 : 500;
+const int kRounds = DefaultBackend() == "shm" ? 1600 : 400;
+const int kSharedSteps = DefaultBackend() == "shm" ? 1000 : 120;
 
 TrainingSpec SharedSpec(const std::string& dtype = "fp32") {
   TrainingSpec spec;
@@ -113,7 +114,7 @@ TESSERA_RANK_FUNCTION(EvaluateWhileOthersStep) {
 TEST(SharedCopyTest, ARankThatEvaluatesAloneNeverSeesHalfAStep) {
   for (const char* dtype : {"fp32", "bf16"}) {
     TrainingSpec spec = SharedSpec(dtype);
-    spec.steps = kRounds / 2;
+    spec.steps = kSharedSteps;
     const auto answers = RunOnRanks(3, "EvaluateWhileOthersStep", spec.ToText(),
                                     absl::Seconds(300));
     EXPECT_THAT(answers, Each(Not(HasSubstr("INTERNAL"))));

@@ -89,7 +89,7 @@ TEST_P(WanderingTest, RanksThatTakeDifferentPathsComputeTheSame) {
   TrainingSpec spec;
   spec.model = "Wandering";
   spec.stage = 3;
-  spec.steps = DefaultBackend() == "shm" ? 400 : 100;
+  spec.steps = DefaultBackend() == "shm" ? 150 : 60;
   spec.dtype = dtype;
   spec.max_reuse_distance = 0;
   spec.prefetch_bucket_size = 1;  // the next unit

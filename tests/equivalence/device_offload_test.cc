@@ -217,12 +217,12 @@ TEST(DeviceOffload, CallsFindWhatIsElsewhere) {
         for (const int offload : {0, 1, 2, 3}) {
           if (stage < 3 && offload == 3) continue;
           for (const char* moved : {"", "moved"}) {
-            // Half of them, in which every pair occurs.
-            const int cell = world_size + stage + (fp16 == kBf16) + offload;
-            if ((cell + (*moved != 0)) % 2 == 0) continue;
+            // A part of them, in which every pair occurs.
+            const int sum = stage + (fp16 == kBf16);
+            if ((world_size + sum + offload + (*moved != 0)) % 2 == 0) continue;
+            if (offload < 3 && (sum + offload / 2) % 2 == 0) continue;
             const Way way = WayOf(stage, fp16, offload);
-            SCOPED_TRACE(
-                absl::StrCat("W ", world_size, ": ", TextOf(way), moved));
+            SCOPED_TRACE(absl::StrCat("W ", world_size, TextOf(way), moved));
             ExpectSame(expected, pool->Run("Calls", TextOf(way) + "|" + moved));
             if (HasFailure()) return;
           }
@@ -252,8 +252,7 @@ TEST(DeviceOffload, StatesOf8BitsGoWhereOthersDo) {
   }
 }
 
-// Two parameters within one storage, and one block of it, of groups of their
-// own.
+// Two parameters of one storage and one of its blocks, of groups of their own.
 struct OddPlaces : torch::nn::Module {
   explicit OddPlaces(at::Device device) {
     const at::Tensor all = torch::linspace(-1, 1, 1000).to(device);
@@ -369,7 +368,7 @@ TEST(DeviceOffload, StatesMayMoveOnAnyStream) {
 }
 
 TEST(DeviceOffload, ACheckpointGoesFromAnyTierToAnother) {
-  int i = 0;
+  int i = 0, turn = 0;
   RankPool* const pool = RankPool::Get(2);
   for (const int fp16 : {kFp32, kBf16}) {
     Answers first;
@@ -377,6 +376,7 @@ TEST(DeviceOffload, ACheckpointGoesFromAnyTierToAnother) {
       for (const int to : {0, 2, 3}) {
         for (const char* how : {"", "async", "moved"}) {
           if (++i % 2 == 0) continue;  // in the other dtype
+          if (*how != 'a' && turn++ % 4 % 3 != 0) continue;  // "" or "moved"
           const TempFolder folder;
           const std::string text = absl::StrCat(
               TextOf(WayOf(3, fp16, from)), "|", TextOf(WayOf(3, fp16, to)),

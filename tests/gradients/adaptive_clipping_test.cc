@@ -49,14 +49,23 @@ class AdaptiveClippingTest : public ::testing::TestWithParam<int> {
       ExpectEqualsOracle(spec_, world_size);
     }
   }
+  // On two ranks, or on one and three: what a stage leaves out the next one
+  // runs.
+  void ExpectOracleOfSome(int cell) {
+    for (const int world_size : {1, 2, 3}) {
+      if ((cell + GetParam() + world_size) % 2 != 0) continue;
+      ExpectEqualsOracle(spec_, world_size);
+    }
+  }
   TrainingSpec spec_;
 };
 
 TEST_P(AdaptiveClippingTest, Models) {
+  int cell = 0;
   for (const char* model : {"Mlp", "Gpt", "ConvNorm", "SharedStorage", "Tied",
                             "Views", "Complex", "Frozen", "MixedDtype"}) {
     spec_.model = model;
-    ExpectOracle();
+    ExpectOracleOfSome(cell++);
   }
 }
 
@@ -70,17 +79,18 @@ TEST_P(AdaptiveClippingTest, Alone) {
 // It comes between clipping by value and by the norm, also with scaled and
 // weighted gradients.
 TEST_P(AdaptiveClippingTest, WithWhatElseChangesGradients) {
+  int cell = 0;
   spec_.clipping_value = 0.01;
-  ExpectOracle();
+  ExpectOracleOfSome(cell++);
   spec_.optimizer = kGroups;
   for (const char* dtype : {"bf16", "fp16"}) {
     spec_.dtype = dtype;
-    ExpectOracle();
+    ExpectOracleOfSome(cell++);
   }
   spec_.dtype = "fp32";
   spec_.accumulation = 2;
   spec_.weights = true;
-  ExpectOracle();
+  ExpectOracleOfSome(cell);
 }
 
 // The group that says so alone.

@@ -345,11 +345,14 @@ TEST_P(ScalingTest, EveryPairIsPlainArithmetic) {
       Pairwise({kWeights, kSources, kWays, kReductions, kPredivisions,
                 kPrecisions, kClippings},
                44);
-  std::string args = absl::StrCat(GetParam());
-  for (const Choice& cell : cells) {
-    absl::StrAppend(&args, "|", absl::StrJoin(cell, ""));
-  }
+  // A third of the cells for each number of ranks; over the stages, all of
+  // them.
   for (const int world_size : {1, 2, 3}) {
+    std::string args = absl::StrCat(GetParam());
+    for (size_t i = 0; i < cells.size(); ++i) {
+      if ((static_cast<int>(i) + GetParam() + world_size) % 3 != 0) continue;
+      absl::StrAppend(&args, "|", absl::StrJoin(cells[i], ""));
+    }
     EXPECT_THAT(RunOnRanks(world_size, "RunCases", args), Each("right"))
         << world_size << " ranks";
   }

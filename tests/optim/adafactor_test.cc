@@ -75,7 +75,7 @@ struct Net : TestModel {
 };
 
 constexpr double kRate = 0.02, kDecay = 0.1;
-constexpr int kSteps = 100;
+constexpr int kSteps = 50;
 
 // Plain makes torch.optim.Adafactor's step of one parameter, in float64.
 struct Plain {
@@ -275,13 +275,13 @@ TEST(AdafactorTest, HasTheSameBitsOnAnyNumberOfRanks) {
     EXPECT_THAT(alone, AllOf(HasSubstr("kernel col_var"),
                              HasSubstr("vector variance")));
     for (const int world_size : {1, 2, 3}) {
-      for (const int stage : {1, 3}) {
-        EXPECT_THAT(RunOnRanks(world_size, "BitsOf",
-                               absl::StrCat("stage=", stage, " dtype=", dtype,
-                                            " threads=", world_size)),
-                    Each(alone))
-            << world_size << " ranks, stage " << stage << " " << dtype;
-      }
+      // Each pair of these and a dtype.
+      const int stage = (world_size + (*dtype == 'b' ? 1 : 0)) % 2 == 0 ? 1 : 3;
+      EXPECT_THAT(RunOnRanks(world_size, "BitsOf",
+                             absl::StrCat("stage=", stage, " dtype=", dtype,
+                                          " threads=", world_size)),
+                  Each(alone))
+          << world_size << " ranks, stage " << stage << " " << dtype;
     }
   }
 }

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 // host. This comes before the CPU, since the device must come first.
 TEST(CustomDeviceTest, IsAsOnTheCpu) {
   for (const char* words :
-       {"dtype=bf16 clipping=yes", "dtype=fp16 steps=30 clipping=yes"}) {
+       {"dtype=bf16 clipping=yes", "dtype=fp16 steps=20 clipping=yes"}) {
     std::vector<std::vector<std::string>> all;
     for (const char* how :
          {"stage=1 device=1 own=own", "stage=3 device=1 own=own",

@@ -153,7 +153,7 @@ inline TrainingSpec OwnSpecOf(const Words& words) {
   spec.device = words.Get("device");
   spec.stage = std::stoi(words.Get("stage", "0"));
   spec.dtype = words.Get("dtype", "fp32");
-  spec.initial_scale_power = 40;  // the first steps are skipped
+  spec.initial_scale_power = 30;  // the first steps are skipped
   spec.hysteresis = 1;
   spec.accumulation = std::stoi(words.Get("accumulation", "1"));
   spec.clipping = words.Get("clipping").empty() ? 0 : 0.01;

@@ -82,14 +82,18 @@ class OptimizersTest : public ::testing::TestWithParam<size_t> {
   }
 };
 
+// Each way with one of the dtypes, and for the next optimizer with the other.
 TEST_P(OptimizersTest, HasTheSameBitsHoweverItIsSharded) {
+  size_t cell = GetParam();
   for (const char* dtype : {"fp32", "bf16"}) {
+    ++cell;
     const std::string words = absl::StrCat(" dtype=", dtype);
     const std::vector<std::string> replicated = Train(2, "stage=0" + words);
     EXPECT_THAT(replicated,
                 Each(AllOf(replicated[0], HasSubstr("parameter in.weight"))));
     for (const char* how :
          {"stage=1", "stage=2", "stage=3", "stage=3 offload=nvme"}) {
+      if (++cell % 2 == 0) continue;
       EXPECT_EQ(Train(2, how + words), replicated) << how << words;
     }
   }
