@@ -267,8 +267,8 @@ TEST_F(OffloadLossTest, ADiskThatLosesWhatWasWrittenIsNamedOnAllRanks) {
 // Perhaps the update is done with what is lost, and finds it a step later.
 TEST_F(OffloadLossTest, AndSoWhileAnUpdateGoesOn) {
   for (const int64_t parameters : {0, -1}) {
-    for (const char* how : {"truncated|busy|training", "garbage|busy|training",
-                            "truncated|busy|training"}) {
+    for (const char* how :
+         {"truncated|busy|training", "garbage|busy|training"}) {
       TrainingSpec spec = OnDisk();
       spec.parameters_in_memory = parameters;
       SCOPED_TRACE(how);
