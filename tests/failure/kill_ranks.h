@@ -1,8 +1,9 @@
 // Ranks that train until they are ended, in processes of their own, and their
-// launcher, for kill_test.cc.
+// launcher, for kill_test.cc and stop_test.cc.
 #ifndef TESTS_FAILURE_KILL_RANKS_H_
 #define TESTS_FAILURE_KILL_RANKS_H_
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -10,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -40,6 +42,7 @@
 #include "tests/support/fork_server.h"
 #include "tests/support/process.h"
 #include "tests/support/rank_pool.h"
+#include "tests/support/temp_folder.h"
 #include "tests/support/training.h"
 #include "torch/torch.h"
 
@@ -153,6 +156,22 @@ inline int RunRank(const std::string& text, int argc, char** argv) {
   dprintf(spec.words_fd(), "%s\n", status.ToString().c_str());
   return 1;
 }
+
+// A folder that must hold nothing but checkpoints at the end.
+class KillFolder : public TempFolder {
+ public:
+  std::vector<std::string> Names() const {
+    std::vector<std::string> names;
+    DIR* const dir = opendir(path().c_str());
+    while (const dirent* entry = readdir(dir)) {
+      const std::string name = entry->d_name;
+      if (name != "." && name != "..") names.push_back(name);
+    }
+    closedir(dir);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+};
 
 struct KillRank {
   pid_t pid = 0;

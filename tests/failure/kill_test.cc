@@ -1,12 +1,11 @@
-// Training in real processes, one of which is killed, or stopped, at a seeded
-// instant: what the others say, how soon, and what is left behind. This program
-// run again with kProgram set is a rank.
+// Training in real processes, one of which is killed at a seeded instant: what
+// the others say, how soon, and what is left behind. This program run again
+// with kProgram set is a rank.
 //
 //   kill_test [--seeds=20] [--first_seed=0] [--moving_clock=0] [--forks=2]
 //       [--closed=3]
 //
 // The last three are those of kill_options.h.
-#include <dirent.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -21,14 +20,12 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/env.h"
-#include "base/file.h"
 #include "base/monotonic.h"
 #include "base/status_matchers.h"
 #include "base/thread/deadline.h"
@@ -46,11 +43,7 @@
 namespace tessera {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
 
 #if __has_feature(address_sanitizer)
 constexpr absl::Duration kSurvivorsEnd = absl::Seconds(10);  // all is slower
@@ -61,22 +54,6 @@ constexpr absl::Duration kSurvivorsEnd = absl::Seconds(2);
 int g_seeds = 20;
 int g_first_seed = 0;
 Hardships g_hardships;
-
-// A folder that must hold nothing but checkpoints at the end.
-class Folder : public TempFolder {
- public:
-  std::vector<std::string> Names() const {
-    std::vector<std::string> names;
-    DIR* const dir = opendir(path().c_str());
-    while (const dirent* entry = readdir(dir)) {
-      const std::string name = entry->d_name;
-      if (name != "." && name != "..") names.push_back(name);
-    }
-    closedir(dir);
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-};
 
 // Is anybody listening there?
 bool IsListening(uint16_t port) {
@@ -139,7 +116,7 @@ TEST(KillTest, TheSurvivorsEndSoonAndNameTheDead) {
   for (int seed = g_first_seed; seed < g_first_seed + g_seeds; ++seed) {
     const Plan plan = PlanOf(seed);
     SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", plan.ToText()));
-    Folder folder;
+    KillFolder folder;
     const TempFolder clock_folder;
     MovedClock clock(clock_folder.path() + "/clock");
     RankSpec spec;
@@ -252,7 +229,7 @@ TEST(MovedClockTest, AbslsTimedWaitsFollowTheClockAndOursDoNot) {
 TEST(MovedClockTest, RanksMeetAllTheSame) {
   for (const bool rank0_hosts : {false, true}) {
     SCOPED_TRACE(rank0_hosts);
-    const Folder folder;
+    const KillFolder folder;
     const TempFolder clock_folder;
     MovedClock clock(clock_folder.path() + "/clock");
     RankSpec spec;
@@ -278,98 +255,6 @@ TEST(MovedClockTest, RanksMeetAllTheSame) {
     }
   }
 }
-
-// ---- a rank that is stopped ----
-
-// And the host's clock is set by `hours`.
-struct StopCase {
-  int stage;
-  bool rank0_hosts;
-  int hours;
-};
-
-class StopTest : public testing::TestWithParam<StopCase> {};
-
-// The middle of training: rank `victim` hangs, and nobody is dead.
-TEST_P(StopTest, TheOthersNameItTheCollectiveAndTheUnit) {
-  const auto [stage, rank0_hosts, hours] = GetParam();
-  const int victim = rank0_hosts ? 0 : 1;
-  constexpr absl::Duration kTimeout = absl::Seconds(5);
-  Folder folder;
-  const TempFolder clock_folder;
-  MovedClock clock(clock_folder.path() + "/clock");
-  RankSpec spec;
-  spec.stage = stage;
-  spec.timeout = kTimeout;
-  spec.folder = folder.path();
-  spec.clock = clock_folder.path() + "/clock";
-  KillRanks ranks(3, victim, spec, rank0_hosts);
-  ASSERT_TRUE(ranks.WaitForPhase(victim, 'F', 1));
-  // It tells the others about once a second what it does.
-  const absl::Duration begin = MonotonicNow();
-  do {
-    ASSERT_TRUE(ranks.WaitForPhase(victim, 'F', 1));
-  } while (MonotonicNow() - begin < absl::Seconds(2));
-  clock.Move(absl::Hours(hours));
-  kill(ranks[victim].pid, SIGSTOP);
-  const absl::Duration stopped = MonotonicNow();
-  absl::SleepFor(absl::Milliseconds(300));
-  clock.Move(absl::Hours(hours));  // in the middle of the others' waits
-  EXPECT_TRUE(ranks.WaitUntilEnded(Deadline::After(absl::Seconds(30)), victim));
-  int told_of_own = 0;
-  for (int r = 0; r < 3; ++r) {
-    if (r == victim) continue;
-    // Not before its time, and soon after it (stacks are written meanwhile).
-    EXPECT_GT(ranks[r].ended - stopped, kTimeout - absl::Seconds(1));
-    EXPECT_LT(ranks[r].ended - stopped, kTimeout + absl::Seconds(8));
-    EXPECT_EQ(ranks[r].code, 1);
-    const std::string line = ranks[r].LastLine();
-    EXPECT_THAT(
-        line,
-        AllOf(
-            HasSubstr("DEADLINE_EXCEEDED: "),
-            ContainsRegex("(unit|agreement|broadcast|parameters|checkpoint)"),
-            ContainsRegex(" #[0-9]+ \\((pull|all-gather|reduce-scatter sum|"
-                          "all-reduce sum|broadcast from rank 0|agreement)"),
-            HasSubstr("has not ended within 5s: "),
-            ContainsRegex(absl::StrCat(
-                "rank ", victim,
-                " has not (come|sent its shard [0-9]+ of version [0-9]+) \\(")),
-            ContainsRegex(
-                rank0_hosts
-                    ? "ago, (in|out of) .*it is stopped.*the store does not "
-                      "answer"
-                    : "last heard of [2-9].*s ago, (in|out of) [^;]* #[0-9]+ "
-                      "\\([^;]*: it is stopped"),
-            // Whoever gives up first may be quoted by the other.
-            HasSubstr("tessera-hang-rank")));
-    // Who does not quote the other has written its own.
-    const std::string own = absl::StrCat("tessera-hang-rank", r, "-");
-    if (!absl::StrContains(line, own)) continue;
-    ++told_of_own;
-    std::string dump;
-    for (const std::string& name : folder.Names()) {
-      if (!absl::StartsWith(name, own)) continue;
-      dump = ReadWholeFile(folder.path() + "/" + name).value();
-    }
-    EXPECT_THAT(dump,
-                AllOf(HasSubstr("\"tessera-comm\""), HasSubstr(" main (")));
-    // A shard that is pulled is no collective.
-    if (!absl::StrContains(line, "(pull")) {
-      EXPECT_THAT(dump, HasSubstr("RUNNING"));
-    }
-  }
-  EXPECT_GE(told_of_own, 1);
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Stages, StopTest,
-    testing::Values(StopCase{0, false, 24}, StopCase{3, false, -24},
-                    StopCase{2, true, -24}),
-    [](const testing::TestParamInfo<StopCase>& info) {
-      return absl::StrCat("Stage", info.param.stage,
-                          info.param.rank0_hosts ? "StoreOfTheStopped" : "");
-    });
 
 }  // namespace
 }  // namespace tessera

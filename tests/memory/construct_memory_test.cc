@@ -1,5 +1,5 @@
-// A model of 1 GiB on four ranks, of which none ever holds more than its
-// quarter and 100 MB.
+// A model of 512 MiB on four ranks, of which none ever holds more than its
+// quarter and 100 MiB.
 #include <torch/torch.h>
 
 #include <memory>
@@ -26,7 +26,7 @@ using ::testing::Each;
 constexpr int64_t kMiB = 1 << 20;
 constexpr int64_t kBudget = 100 * kMiB;
 constexpr int kLayers = 32;
-constexpr int64_t kRows = 2048, kColumns = 4096;  // 32 MiB
+constexpr int64_t kRows = 1024, kColumns = 4096;  // 16 MiB
 
 // The model is cheap to make: each weight is one number except its first row.
 struct Large : torch::nn::Module {
@@ -90,7 +90,7 @@ TESSERA_RANK_FUNCTION(ConstructLarge) {
              : absl::StrCat(problems, "peak ", peak);
 }
 
-TEST(ConstructMemoryTest, AGibibyteOnFourRanks) {
+TEST(ConstructMemoryTest, HalfAGibibyteOnFourRanks) {
   EXPECT_THAT(RunOnRanks(4, "ConstructLarge", "", absl::Seconds(200)),
               Each("ok"));
 }

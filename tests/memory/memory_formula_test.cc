@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/env.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/training.h"
 
@@ -109,9 +111,31 @@ TESSERA_RANK_FUNCTION(PeaksOfSteps) {
   return peaks;
 }
 
-// The parameters are stage, world size, overlap and dtype.
-class PeakTest
-    : public ::testing::TestWithParam<std::tuple<int, int, bool, std::string>> {
+// Returns all choices, or `part` of them, in which every pair of values occurs.
+// Over other backends the test's arguments say which are run.
+std::vector<Choice> CellsOf(const Choice& axes, size_t part) {
+  const bool all =
+      DefaultBackend() != "shm" || EnvString("TESSERA_TEST_CELLS") == "all";
+  return all ? AllChoices(axes) : Pairwise(axes, part);
+}
+
+// Stage, world size, overlap and dtype.
+using PeakCell = std::tuple<int, int, bool, std::string>;
+
+std::vector<PeakCell> PeakCells(const std::vector<int>& stages,
+                                const std::vector<int>& world_sizes,
+                                const std::vector<std::string>& dtypes,
+                                size_t part) {
+  std::vector<PeakCell> cells;
+  for (const Choice& c :
+       CellsOf({stages.size(), world_sizes.size(), 2, dtypes.size()}, part)) {
+    cells.emplace_back(stages[c[0]], world_sizes[c[1]], c[2] == 1,
+                       dtypes[c[3]]);
+  }
+  return cells;
+}
+
+class PeakTest : public ::testing::TestWithParam<PeakCell> {
  protected:
   PeakTest() {
     spec_.steps = 3;
@@ -185,9 +209,7 @@ TEST_P(PeakTest, IsWithinTheFormula) {
   }
 }
 
-std::string NameOf(
-    const ::testing::TestParamInfo<std::tuple<int, int, bool, std::string>>&
-        info) {
+std::string NameOf(const ::testing::TestParamInfo<PeakCell>& info) {
   return absl::StrCat(
       "Stage", std::get<0>(info.param), "World", std::get<1>(info.param),
       std::get<2>(info.param) ? "Overlap" : "InTurn", std::get<3>(info.param));
@@ -195,17 +217,14 @@ std::string NameOf(
 
 INSTANTIATE_TEST_SUITE_P(
     All, PeakTest,
-    ::testing::Combine(::testing::Values(0, 1, 2, 3),
-                       ::testing::Values(1, 2, 3), ::testing::Bool(),
-                       ::testing::Values("fp32", "bf16", "remainders")),
+    ::testing::ValuesIn(PeakCells({0, 1, 2, 3}, {1, 2, 3},
+                                  {"fp32", "bf16", "remainders"}, 24)),
     NameOf);
 
 // Two shard groups of two.
 INSTANTIATE_TEST_SUITE_P(Groups, PeakTest,
-                         ::testing::Combine(::testing::Values(1, 2, 3),
-                                            ::testing::Values(4),
-                                            ::testing::Bool(),
-                                            ::testing::Values("fp32", "bf16")),
+                         ::testing::ValuesIn(PeakCells({1, 2, 3}, {4},
+                                                       {"fp32", "bf16"}, 6)),
                          NameOf);
 
 // args: a TrainingSpec. Returns the peak of gradients in a Backward, and what
@@ -262,10 +281,17 @@ TEST_P(StepInBackwardTest, HoldsTheGradientsOfTheUnitsAtWork) {
   }
 }
 
+std::vector<std::tuple<int, int, bool>> StepInBackwardCells() {
+  std::vector<std::tuple<int, int, bool>> cells;
+  for (const Choice& c : CellsOf({4, 4, 2}, 16)) {
+    cells.emplace_back(static_cast<int>(c[0]), static_cast<int>(c[1]) + 1,
+                       c[2] == 1);
+  }
+  return cells;
+}
+
 INSTANTIATE_TEST_SUITE_P(All, StepInBackwardTest,
-                         ::testing::Combine(::testing::Values(0, 1, 2, 3),
-                                            ::testing::Values(1, 2, 3, 4),
-                                            ::testing::Bool()),
+                         ::testing::ValuesIn(StepInBackwardCells()),
                          [](const auto& info) {
                            return absl::StrCat(
                                "Stage", std::get<0>(info.param), "World",

@@ -27,9 +27,9 @@ namespace {
 
 constexpr int64_t kMiB = 1 << 20;
 
-// ---- a model of 403 MB
+// ---- a model of 201 MB
 
-constexpr int kBlocks = 12;
+constexpr int kBlocks = 6;
 constexpr int64_t kDim = 1024, kHidden = 4096;
 constexpr int kLiveUnits = 2;
 

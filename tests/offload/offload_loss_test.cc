@@ -10,8 +10,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <map>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
@@ -93,12 +95,24 @@ class OffloadLossTest : public ::testing::Test {
   }
   void ExpectResumes(const TrainingSpec& spec, int world_size = 2) {
     EXPECT_THAT(NamesIn(swap()), ElementsAre());
-    TrainingSpec memory = spec;
-    memory.states_on_disk = memory.parameters_in_memory = -1;
-    const auto expected = Run("TrainUndisturbed", memory, "", world_size);
+    const std::vector<std::string>& expected =
+        Undisturbed(spec.dtype, world_size);
     ASSERT_THAT(expected, Each(StartsWith("step 3")));
     EXPECT_EQ(Run("Resume", spec, "", world_size), expected);
     EXPECT_THAT(NamesIn(swap()), ElementsAre());
+  }
+  // Runs it once for each of these, since its bits do not depend on where
+  // values lie, nor on how they are gathered.
+  const std::vector<std::string>& Undisturbed(const std::string& dtype,
+                                              int world_size) {
+    static auto* const known =
+        new std::map<std::pair<std::string, int>, std::vector<std::string>>;
+    const auto [it, is_new] = known->try_emplace({dtype, world_size});
+    if (is_new) {
+      it->second =
+          Run("TrainUndisturbed", kInMemory.Spec(dtype), "", world_size);
+    }
+    return it->second;
   }
   std::string swap() const { return folder_ / "swap"; }
   std::string dir() const { return folder_ / "checkpoint"; }
@@ -126,20 +140,20 @@ TESSERA_RANK_FUNCTION(TrainUntilKilled) {
 }
 
 TEST_F(OffloadLossTest, AKilledRankEndsAllAndLeavesNothing) {
-  TrainingSpec states = OnDisk();
+  TrainingSpec all = OnDisk(), states = OnDisk();
   states.dtype = "fp32";
   states.parameters_in_memory = -1;
-  for (const TrainingSpec& spec : {OnDisk(), states}) {
-    for (const int us : {0, 3000, 17'000, 40'000}) {
-      SCOPED_TRACE(absl::StrCat(us, " us, ", spec.ToText()));
-      const absl::Duration begin = MonotonicNow();
-      const auto said = Run("TrainUntilKilled", spec, absl::StrCat(us));
-      EXPECT_LT(MonotonicNow() - begin, kSoon);
-      EXPECT_THAT(said,
-                  Each(AllOf(StartsWith("UNAVAILABLE"), HasSubstr("rank 1"))));
-      ExpectResumes(spec);
-      if (HasFailure()) return;
-    }
+  int turn = 0;
+  for (const int us : {0, 3000, 17'000, 40'000}) {
+    const TrainingSpec& spec = turn++ % 2 == 0 ? all : states;
+    SCOPED_TRACE(absl::StrCat(us, " us, ", spec.ToText()));
+    const absl::Duration begin = MonotonicNow();
+    const auto said = Run("TrainUntilKilled", spec, absl::StrCat(us));
+    EXPECT_LT(MonotonicNow() - begin, kSoon);
+    EXPECT_THAT(said,
+                Each(AllOf(StartsWith("UNAVAILABLE"), HasSubstr("rank 1"))));
+    ExpectResumes(spec);
+    if (HasFailure()) return;
   }
 }
 
@@ -253,8 +267,8 @@ TEST_F(OffloadLossTest, ADiskThatLosesWhatWasWrittenIsNamedOnAllRanks) {
 // Perhaps the update is done with what is lost, and finds it a step later.
 TEST_F(OffloadLossTest, AndSoWhileAnUpdateGoesOn) {
   for (const int64_t parameters : {0, -1}) {
-    for (const char* how : {"truncated|busy|training", "garbage|busy|training",
-                            "truncated|busy|training"}) {
+    for (const char* how :
+         {"truncated|busy|training", "garbage|busy|training"}) {
       TrainingSpec spec = OnDisk();
       spec.parameters_in_memory = parameters;
       SCOPED_TRACE(how);

@@ -63,7 +63,7 @@ Cell CellOf(const Choice& choice) {
 class StatesOnDisk : public ::testing::TestWithParam<int> {};
 
 TEST_P(StatesOnDisk, HaveTheOraclesBits) {
-  static const std::vector<Choice> cells = Pairwise(kAxes, 48);
+  static const std::vector<Choice> cells = Pairwise(kAxes, 44);
   int run = 0;
   for (const Choice& choice : cells) {
     const Cell cell = CellOf(choice);

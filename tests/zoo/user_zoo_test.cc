@@ -111,18 +111,26 @@ RankPool* PoolOf(absl::string_view way) {
   return pool = other.get();
 }
 
-class UserZooTest
-    : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
+using Cell = std::tuple<std::string, std::string>;  // variant, way
 
-std::vector<std::string> Names() {
-  std::vector<std::string> names;
-  for (const auto& variant : Variants()) names.push_back(variant.first);
-  return names;
+// Each variant goes each way, except that every other one leaves out Stage3:
+// its stage, its memory, and that forwards run once, are those of other ways,
+// too.
+std::vector<Cell> Cells() {
+  std::vector<Cell> cells;
+  bool all = true;
+  for (const auto& variant : Variants()) {
+    for (const std::string& way : Ways()) {
+      if (all || way != "Stage3") cells.emplace_back(variant.first, way);
+    }
+    all = !all;
+  }
+  return cells;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, UserZooTest,
-                         ::testing::Combine(::testing::ValuesIn(Names()),
-                                            ::testing::ValuesIn(Ways())),
+class UserZooTest : public ::testing::TestWithParam<Cell> {};
+
+INSTANTIATE_TEST_SUITE_P(All, UserZooTest, ::testing::ValuesIn(Cells()),
                          [](const auto& info) {
                            return absl::StrCat(std::get<0>(info.param),
                                                std::get<1>(info.param));
