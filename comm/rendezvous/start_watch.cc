@@ -42,11 +42,13 @@ absl::Status StartFailure(c10d::Store& store) {
 }
 
 absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store) {
-  // The others are messages of our own, and identical on all ranks.
-  if (!absl::IsInternal(status)) return status;
+  // The others are messages of our own, and identical on all ranks. A link may
+  // have ended with a rank that ended because of another's end.
+  if (!absl::IsInternal(status) && !absl::IsUnavailable(status)) return status;
   const Deadline until = Deadline::After(kNewsTime);
   do {
     const absl::Status cause = StartFailure(store);
+    if (cause == status) return status;
     if (!cause.ok()) {
       return absl::Status(
           cause.code(),

@@ -242,6 +242,11 @@ TEST(StartFailureTest, IsAddedToWhatATransportSays) {
   store.set("failure", "14 rank 1 was killed");
   EXPECT_EQ(WithStartFailure(internal, store),
             absl::UnavailableError("rank 1 was killed; here: cannot connect"));
+  EXPECT_EQ(
+      WithStartFailure(absl::UnavailableError("rank 0 has ended"), store),
+      absl::UnavailableError("rank 1 was killed; here: rank 0 has ended"));
+  const absl::Status same = absl::UnavailableError("rank 1 was killed");
+  EXPECT_EQ(WithStartFailure(same, store), same);
   const absl::Status ours = absl::InvalidArgumentError("ours");
   EXPECT_EQ(WithStartFailure(ours, store), ours);
 }

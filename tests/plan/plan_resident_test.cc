@@ -1,6 +1,6 @@
 // Compares plans with the kernel: the largest proportional set size of a rank
-// during training, which includes pages, staging and what is kept for the next
-// step.
+// during training, without files, which includes pages, staging and what is
+// kept for the next step.
 //
 // Holes of malloc's heap are not a plan's: at LargeLongGpt, whose activations
 // are blocks of a megabyte, they take 30 to 75 MiB beside some 110, with
@@ -21,6 +21,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "base/file.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
@@ -30,7 +31,27 @@
 namespace tessera {
 namespace {
 
-// The largest of what ResidentBytes says every few milliseconds.
+// Returns the bytes of this process's own pages, and its part of those that the
+// ranks share. Files do not count: pages of libraries become a larger part of
+// this process whenever another that has them ends.
+int64_t HeldPages() {
+  int64_t bytes = 0;
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile("/proc/self/smaps_rollup");
+  for (absl::string_view line : absl::StrSplit(text.value_or(""), '\n')) {
+    // The line is "Pss_Anon:           1664 kB".
+    const std::vector<absl::string_view> words =
+        absl::StrSplit(line, ' ', absl::SkipEmpty());
+    int64_t kibibytes = 0;
+    if (words.size() != 3 || !absl::SimpleAtoi(words[1], &kibibytes)) continue;
+    if (words[0] == "Pss_Anon:" || words[0] == "Pss_Shmem:") {
+      bytes += kibibytes * 1024;
+    }
+  }
+  return bytes;
+}
+
+// The largest of what HeldPages says every few milliseconds.
 class ResidentPeak {
  public:
   ResidentPeak() : thread_([this] { Run(); }) {}
@@ -43,9 +64,9 @@ class ResidentPeak {
  private:
   void Run() {
     do {
-      peak_ = std::max(peak_, ResidentBytes().value_or(0));
+      peak_ = std::max(peak_, HeldPages());
     } while (!stop_.WaitForNotificationWithTimeout(absl::Milliseconds(2)));
-    peak_ = std::max(peak_, ResidentBytes().value_or(0));
+    peak_ = std::max(peak_, HeldPages());
   }
 
   int64_t peak_ = 0;
@@ -76,7 +97,8 @@ TESSERA_RANK_FUNCTION(ResidentOfTraining) {
     TESSERA_RETURN_IF_ERROR(engine->Close());
   }
   ReturnKept();
-  TESSERA_ASSIGN_OR_RETURN(const int64_t base, ResidentBytes());
+  const int64_t base = HeldPages();
+  if (base == 0) return absl::UnavailableError("no Pss_Anon: in smaps_rollup");
   const TruthModel model = MakeTruthModel(truth.model);
   TESSERA_ASSIGN_OR_RETURN(auto engine, MakeEngine(model, truth, world));
   TESSERA_RETURN_IF_ERROR(TrainSteps(model, truth, engine.get(), 2));
