@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
@@ -48,8 +49,14 @@ absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store) {
   const Deadline until = Deadline::After(kNewsTime);
   do {
     const absl::Status cause = StartFailure(store);
-    if (cause == status) return status;
     if (!cause.ok()) {
+      // Nothing new: it came from there, or the rank that has gone, as is
+      // known, had the store.
+      if (absl::StrContains(status.message(), cause.message()) ||
+          (absl::IsUnavailable(status) &&
+           absl::StartsWith(cause.message(), kStoreError))) {
+        return status;
+      }
       return absl::Status(
           cause.code(),
           absl::StrCat(cause.message(), "; here: ", status.message()));

@@ -245,10 +245,30 @@ TEST(StartFailureTest, IsAddedToWhatATransportSays) {
   EXPECT_EQ(
       WithStartFailure(absl::UnavailableError("rank 0 has ended"), store),
       absl::UnavailableError("rank 1 was killed; here: rank 0 has ended"));
-  const absl::Status same = absl::UnavailableError("rank 1 was killed");
-  EXPECT_EQ(WithStartFailure(same, store), same);
+  const absl::Status known =
+      absl::UnavailableError("rank 2 failed: rank 1 was killed");
+  EXPECT_EQ(WithStartFailure(known, store), known);
   const absl::Status ours = absl::InvalidArgumentError("ours");
   EXPECT_EQ(WithStartFailure(ours, store), ours);
+}
+
+// Its host has gone.
+class LostStore : public c10d::PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+  bool check(const std::vector<std::string>& keys) override {
+    C10_THROW_ERROR(DistStoreError, "nobody listens there");
+  }
+};
+
+TEST(StartFailureTest, ARankThatHadTheStoreIsNamedWithoutIt) {
+  LostStore store("job", c10::make_intrusive<c10d::HashStore>());
+  const absl::Status named = absl::UnavailableError("rank 0 has ended");
+  EXPECT_EQ(WithStartFailure(named, store), named);
+  EXPECT_THAT(WithStartFailure(absl::InternalError("cannot connect"), store),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       AllOf(HasSubstr(kStoreError),
+                             HasSubstr("here: cannot connect"))));
 }
 
 // Blocking in it fails; clones of it are plain.

@@ -122,7 +122,7 @@ absl::StatusOr<std::shared_ptr<SwapFile>> OpenSwapFile(SwapOptions swap,
 }
 
 TierChoice ChooseTiers(const OffloadOptions& options,
-                       absl::Span<const FlatPlan> flats, int shard_group_size,
+                       absl::Span<const FlatPlan> flats, int group_size,
                        bool on_cpu,
                        std::vector<FlatParameterOptions>* flat_options) {
   TierChoice choice;
@@ -130,7 +130,7 @@ TierChoice ChooseTiers(const OffloadOptions& options,
   if (!on_cpu) choice.stream.threads = options.step_cores;
   std::vector<int64_t> numels;
   for (const FlatPlan& flat : flats) {
-    numels.push_back(LayoutOf(flat.parameters, shard_group_size).shard_numel());
+    numels.push_back(LayoutOf(flat.parameters, group_size).shard_numel());
     choice.total_numel += numels.back();
     choice.stream.item_bytes =
         std::max(choice.stream.item_bytes, StateItemBytes(flat));
@@ -193,11 +193,11 @@ TierChoice ChooseTiers(const OffloadOptions& options,
 
 absl::StatusOr<std::shared_ptr<UpdateStream>> PutInTiers(
     const OffloadOptions& options, absl::Span<const FlatPlan> flats,
-    int shard_group_size, Communicator* comm,
+    int group_size, Communicator* comm,
     std::vector<FlatParameterOptions>* flat_options) {
   const bool on_cpu = flats[0].parameters[0].tensor.device().is_cpu();
   const TierChoice choice =
-      ChooseTiers(options, flats, shard_group_size, on_cpu, flat_options);
+      ChooseTiers(options, flats, group_size, on_cpu, flat_options);
   TellWhatStays(options, choice, on_cpu);
   if (!choice.any()) return nullptr;
   auto stream = MakeStream(options, choice, comm->rank());

@@ -85,7 +85,7 @@ bool HasSeparateMasters(const FlatPlan& flat,
 // which stay on the host. `on_cpu`: where the units will be. LOCAL, identical
 // on all ranks.
 TierChoice ChooseTiers(const OffloadOptions& options,
-                       absl::Span<const FlatPlan> flats, int shard_group_size,
+                       absl::Span<const FlatPlan> flats, int group_size,
                        bool on_cpu,
                        std::vector<FlatParameterOptions>* flat_options);
 
@@ -95,7 +95,7 @@ TierChoice ChooseTiers(const OffloadOptions& options,
 // COLLECTIVE.
 absl::StatusOr<std::shared_ptr<UpdateStream>> PutInTiers(
     const OffloadOptions& options, absl::Span<const FlatPlan> flats,
-    int shard_group_size, Communicator* comm,
+    int group_size, Communicator* comm,
     std::vector<FlatParameterOptions>* flat_options);
 
 // Opens a new file in swap.folder, which is made if it is not there. `key` is

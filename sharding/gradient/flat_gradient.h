@@ -104,7 +104,8 @@ class FlatGradient {
   // `whole`, which Outgoing or OutgoingHeld returned: [owned] of the reduce
   // dtype, for TakeSums. LOCAL. ResourceExhausted.
   absl::StatusOr<at::Tensor> PlaceOfSums(const at::Tensor& whole);
-  // Takes the sums, copied or in place; the mean is sums / divisor.
+  // Takes the sums, copied or in place, and may write over them; the mean is
+  // sums / divisor.
   absl::Status TakeSums(const at::Tensor& sums, double divisor);
   // Adds the sums to the step's gradient, for the parameters that some rank had
   // by the agreement: arrived ones, or held ones. LOCAL.
@@ -231,7 +232,8 @@ class FlatGradient {
   // Returns the mean in the master dtype, in the memory of `sums` if that is
   // their dtype.
   at::Tensor Mean(const at::Tensor& sums, double divisor) const;
-  // Writes sums / divisor to `mean`, [owned], which may be `sums`.
+  // Writes sums / divisor to `mean`, [owned], which may be `sums`; these may be
+  // written, too.
   void Divide(const at::Tensor& sums, double divisor,
               const at::Tensor& mean) const;
   absl::Status StartStore();

@@ -7,7 +7,8 @@
 //   x reshard_after_forward {true, false}, or gathers that are no collectives
 //   x buckets {of a unit, of several}
 //
-// 18 cells in which every pair of values occurs; four ranks.
+// 18 cells in which every pair of values occurs, and two groups of two at stage
+// 3 that gather by collectives; four ranks.
 #include <string>
 #include <vector>
 
@@ -76,7 +77,12 @@ class GroupsTest : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(GroupsTest, AreTheOracles) {
-  static const std::vector<Choice> cells = Pairwise(kAxes, kCells);
+  static const std::vector<Choice> cells = [] {
+    std::vector<Choice> all = Pairwise(kAxes, kCells);
+    all.push_back({0, 2, 0, 0, 0, 0, 0, 0});
+    all.push_back({0, 2, 1, 1, 1, 1, 0, 1});
+    return all;
+  }();
   int run = 0;
   for (const Choice& choice : cells) {
     const TrainingSpec spec = SpecOf(choice);

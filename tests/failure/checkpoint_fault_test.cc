@@ -106,7 +106,9 @@ class Rank {
       for (int error : kErrors) {
         bool fired = true;
         first = (first + 3) % way_.stride;  // other calls for each error
-        for (int64_t k = first; fired && k < calls; k += way_.stride) {
+        // One round without a fault shows that there are no more.
+        const int64_t last = way_.stride == 1 ? 0 : -1;
+        for (int64_t k = first; fired && k <= calls + last; k += way_.stride) {
           where_ = absl::StrCat("rank ", victim, " call ", k, ": ",
                                 error == kShortCall ? "short" : strerror(error),
                                 ": ");
@@ -114,7 +116,7 @@ class Rank {
           TESSERA_RETURN_IF_ERROR(Annotate(
               meet(CallFault{k, error, root_}, victim, &fired), where_));
           fired_ += fired ? 1 : 0;
-          if (!fired) calls = calls_of_victim_;
+          calls = fired ? std::max(calls, k + 1) : calls_of_victim_;
         }
       }
     }

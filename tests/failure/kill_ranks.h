@@ -242,6 +242,14 @@ class KillRanks {
     return true;
   }
 
+  // Reads what `rank` has entered until now.
+  void DropPhases(int rank) {
+    char entered = 0;
+    pollfd fd = {ranks_[rank].out, POLLIN, 0};
+    while (poll(&fd, 1, 0) > 0 && read(ranks_[rank].out, &entered, 1) == 1) {
+    }
+  }
+
   // Until all but `except` have ended; false if they have not at `deadline`.
   bool WaitUntilEnded(Deadline deadline, int except) {
     while (true) {

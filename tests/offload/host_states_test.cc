@@ -96,7 +96,9 @@ TEST(HostStatesModels, HaveTheOraclesBits) {
   int models = 0;
   for (const char* model : {"Mlp", "SharedStorage", "Tied", "Frozen", "Clamped",
                             "ChangingRank", "Overflows"}) {
-    int turn = models++;  // every model and place has both dtypes
+    // Every model and place has both dtypes; only float16 skips steps.
+    int turn = models++;
+    const bool skips = std::string(model) == "Overflows";
     for (const char* parameters : {"", "none", "cpu", "nvme"}) {
       TrainingSpec spec;
       spec.device = "1/workers";
@@ -104,7 +106,7 @@ TEST(HostStatesModels, HaveTheOraclesBits) {
       spec.model = model;
       spec.steps = 5;
       spec.stage = *parameters == '\0' ? 2 : 3;
-      spec.dtype = turn++ % 2 == 0 ? "fp32" : "fp16";
+      spec.dtype = turn++ % 2 == 0 && !skips ? "fp32" : "fp16";
       spec.states_on_disk = 1;
       if (spec.stage == 3) spec.parameters_in_memory = 0;
       spec.parameters_tier = parameters;

@@ -143,7 +143,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         "LargeWideGpt stage=0 world=1", "LargeWideGpt stage=2 world=2",
         "LargeLongGpt stage=3 world=2 keeps_heap=0",
-        "LargeLongGpt stage=0 world=1 dtype=autocast keeps_heap=0",
+        "LargeLongGpt stage=0 world=2 dtype=autocast keeps_heap=0",
         "LargeWideGpt stage=3 world=2 shared=1"),
     [](const ::testing::TestParamInfo<std::string>& info) {
       return TruthCase::NameOf(info.param);
