@@ -184,12 +184,12 @@ TEST_P(ActivationStoreTest, ErrorsOfTheDiskAreThoseOfGet) {
     ActivationStore::Group group = store_->NewGroup();
     count_ = 3;
     const Stored stored = Put(&group, Values(1));
-    if (!writes) store_->AwaitOut(stored);
+    store_->AwaitOut(stored);  // nothing moves while answers change
     system_.answer = [=](bool write, int64_t, int64_t result) {
       return write == writes ? -EIO : result;
     };
     const Stored next = Put(&group, Values(2));
-    if (writes) store_->AwaitOut(next);
+    store_->AwaitOut(next);
     EXPECT_THAT(
         store_->Get(writes ? next : stored),
         StatusIs(absl::StatusCode::kUnavailable,

@@ -99,20 +99,22 @@ TEST_F(DumpTest, ARankThatIsGivenUpLeavesItsStacksToo) {
 
 // A file system that does not answer, as those of networks do.
 TEST_F(DumpTest, AFolderThatDoesNotAnswerHoldsNoVerdict) {
-  absl::Notification answers, returned;
-  SetHangDumpWriterForTesting({[&](const std::string&, const std::string&) {
-                                 answers.WaitForNotificationWithTimeout(
+  // The thread that writes may be a little longer in them than this test.
+  const auto answers = std::make_shared<absl::Notification>();
+  const auto returned = std::make_shared<absl::Notification>();
+  SetHangDumpWriterForTesting({[=](const std::string&, const std::string&) {
+                                 answers->WaitForNotificationWithTimeout(
                                      kEnough);
-                                 returned.Notify();
+                                 returned->Notify();
                                  return 0;
                                },
                                /*patience=*/absl::ZeroDuration()});
   EXPECT_THAT(
       WaitUntilAborted(absl::Seconds(2), absl::Seconds(60)),
       StatusIs(absl::StatusCode::kDeadlineExceeded, Not(HasSubstr("stacks"))));
-  EXPECT_FALSE(returned.HasBeenNotified()) << "it was waited for";
-  answers.Notify();
-  returned.WaitForNotification();
+  EXPECT_FALSE(returned->HasBeenNotified()) << "it was waited for";
+  answers->Notify();
+  returned->WaitForNotification();
   SetHangDumpWriterForTesting({});
 }
 
