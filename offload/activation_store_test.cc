@@ -4,6 +4,7 @@
 
 #include <torch/torch.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -180,14 +181,17 @@ TEST_P(ActivationStoreTest, WhatIsLeftStays) {
 }
 
 TEST_P(ActivationStoreTest, ErrorsOfTheDiskAreThoseOfGet) {
+  enum Refused { kNone, kWrites, kReads };
+  const auto refused = std::make_shared<std::atomic<Refused>>(kNone);
+  system_.answer = [refused](bool write, int64_t, int64_t result) {
+    return refused->load() == (write ? kWrites : kReads) ? -EIO : result;
+  };
   for (const bool writes : {true, false}) {
     ActivationStore::Group group = store_->NewGroup();
     count_ = 3;
     const Stored stored = Put(&group, Values(1));
-    store_->AwaitOut(stored);  // nothing moves while answers change
-    system_.answer = [=](bool write, int64_t, int64_t result) {
-      return write == writes ? -EIO : result;
-    };
+    store_->AwaitOut(stored);
+    refused->store(writes ? kWrites : kReads);
     const Stored next = Put(&group, Values(2));
     store_->AwaitOut(next);
     EXPECT_THAT(
@@ -195,7 +199,7 @@ TEST_P(ActivationStoreTest, ErrorsOfTheDiskAreThoseOfGet) {
         StatusIs(absl::StatusCode::kUnavailable,
                  AllOf(HasSubstr(writes ? "writing" : "reading"),
                        HasSubstr(writes ? "activation 4" : "activation 3"))));
-    system_.answer = nullptr;
+    refused->store(kNone);
   }
 }
 
