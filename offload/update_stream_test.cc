@@ -217,6 +217,7 @@ TEST_P(UpdateStreamTest, UnitsArePushedWhileOthersAreChanged) {
   for (size_t t = 0; t < 2; ++t) {
     threads.emplace_back([&, t] {
       for (size_t i = 1 + t; i <= 8; i += 2) {
+        // Push() notes what it was given last, for one thread.
         const CommFuture future =
             stream_->Push(UpdateOf(units_[i].get(), 0, nullptr)).computed;
         if (i == 1 + t) go.WaitForNotification();

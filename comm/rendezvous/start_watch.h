@@ -38,8 +38,9 @@ void PutFailure(c10d::Store& store, const absl::Status& status,
 absl::Status StartFailure(c10d::Store& store);
 
 // What to say of a start that ended here with `status`, an error. A transport
-// that cannot connect does not know that a rank has ended; the launcher soon
-// does, and is waited for, a fraction of a second. LOCAL.
+// that cannot connect (Internal) or has lost a link (Unavailable) does not know
+// which rank ended first; the launcher soon does, and is waited for, a fraction
+// of a second. LOCAL.
 absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store);
 
 // Threads: one.

@@ -150,7 +150,8 @@ class CollectiveCountsTest
 
 TEST_P(CollectiveCountsTest, NothingOfParametersGoesOverGroups) {
   if (spec_.stage == 0) return;  // nothing is sharded
-  // With every stage, and with every way to accumulate.
+  // Overlap is on for one way to accumulate at every stage, and off for
+  // another.
   spec_.overlap = (spec_.stage + spec_.accumulation / 2) % 2 == 0;
   ExpectCountsInGroups(Expected(kUnits, kUnits, 0), kUnits);
   spec_.max_reuse_distance = 0;

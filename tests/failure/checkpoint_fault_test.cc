@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -106,9 +107,7 @@ class Rank {
       for (int error : kErrors) {
         bool fired = true;
         first = (first + 3) % way_.stride;  // other calls for each error
-        // One round without a fault shows that there are no more.
-        const int64_t last = way_.stride == 1 ? 0 : -1;
-        for (int64_t k = first; fired && k <= calls + last; k += way_.stride) {
+        for (int64_t k = first; fired && k <= calls; k += way_.stride) {
           where_ = absl::StrCat("rank ", victim, " call ", k, ": ",
                                 error == kShortCall ? "short" : strerror(error),
                                 ": ");
