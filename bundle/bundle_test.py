@@ -90,12 +90,21 @@ def inside(bundle, root, left_out, *command_and_folders):
         'CUDA_VISIBLE_DEVICES': ''})
 
 
+def libraries_of(file):
+    """What ldd says of it; nothing of a file that is not there."""
+    if not os.path.exists(file):
+        return ''
+    return subprocess.run(['ldd', file], check=True, text=True,
+                          stdout=subprocess.PIPE).stdout
+
+
 class BundleTest(unittest.TestCase):
     bundle, program = '', ''
 
     def setUp(self):
-        said = subprocess.run(['ldd', self.program], check=True, text=True,
-                              stdout=subprocess.PIPE).stdout
+        said = libraries_of(self.program)
+        torch = os.path.dirname(re.search(r'/\S+/libtorch_cpu\.so', said)[0])
+        said += libraries_of(torch + '/libtorch_cuda.so')
         paths = [os.path.realpath(path)
                  for path in re.findall(r'=> (/\S+)', said)]
         self.folders = sorted({os.path.dirname(path) for path in paths

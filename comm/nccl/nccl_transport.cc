@@ -2,7 +2,6 @@
 
 #include <cuda_runtime.h>
 
-#include <cstdlib>
 #include <utility>
 
 #include "base/status.h"
@@ -10,17 +9,11 @@
 #include "c10/cuda/CUDAGuard.h"
 #include "comm/device/device_transport.h"
 #include "comm/device/gpu_sum.h"
-
-// The only file that sees c10d's NCCL header.
-#include "torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
+#include "comm/nccl/nccl_group.h"
+#include "torch/csrc/distributed/c10d/Backend.hpp"
+#include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
-namespace {
-
-// Waits are ended by our own monitor; NCCL's timeout must never come first.
-constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
-
-}  // namespace
 
 bool BuiltWithNccl() { return true; }
 
@@ -38,37 +31,21 @@ std::vector<std::string> VisibleGpus() {
   return gpus;
 }
 
-namespace {
-
-absl::StatusOr<c10::intrusive_ptr<c10d::ProcessGroupNCCL>> MakeGroup(
-    const c10::intrusive_ptr<c10d::Store>& store, const NcclOptions& options) {
-  // c10d's own watchdog ends the process when a collective fails; our monitor
-  // returns a Status instead.
-  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
-  setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
-  // The thread that gives a collective to the device must not wait for its end.
-  setenv("TORCH_NCCL_BLOCKING_WAIT", "0", /*overwrite=*/1);
-  return CatchTorch("nccl", [&] {
-    c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(options.device));
-    auto group_options = c10d::ProcessGroupNCCL::Options::create();
-    group_options->timeout = kNever;
-    return c10::make_intrusive<c10d::ProcessGroupNCCL>(
-        store->clone(), options.rank, options.world_size, group_options);
-  });
-}
-
-}  // namespace
-
 absl::StatusOr<std::shared_ptr<Transport>> ConnectNcclTransport(
     const c10::intrusive_ptr<c10d::Store>& store, const NcclOptions& options,
     std::shared_ptr<Transport> host) {
-  TESSERA_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::ProcessGroupNCCL> group,
-                           MakeGroup(store, options));
+  const auto device = static_cast<c10::DeviceIndex>(options.device);
+  c10::intrusive_ptr<c10d::Backend> group;
+  TESSERA_RETURN_IF_ERROR(CatchTorch("nccl", [&]() -> absl::Status {
+    const c10::cuda::CUDAGuard guard(device);
+    TESSERA_ASSIGN_OR_RETURN(
+        group, NewNcclGroup(store, options.rank, options.world_size));
+    return absl::OkStatus();
+  }));
   DeviceTransportOptions on_device;
   on_device.rank = options.rank;
   on_device.world_size = options.world_size;
-  on_device.device =
-      at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(options.device));
+  on_device.device = at::Device(at::kCUDA, device);
   on_device.backend = "nccl";
   if (options.ordered_sums) on_device.ordered_sum = OrderedSumOnGpu;
   return MakeDeviceTransport(on_device, std::move(host), std::move(group));

@@ -29,9 +29,8 @@ LIBTORCH = {root}
 
 # Linked by the real folder, so that libtorch's own run path (../../nvidia/...)
 # and its bundled libgomp work; "no-as-needed", because kernels register
-# themselves and no symbol of ours asks for them. CUDA's library
-# takes 0.1 s of a processor to load: it is for those who name something of it,
-# or say that they run its kernels.
+# themselves and no symbol of ours asks for them. CUDA's library is loaded where
+# there is a driver: base/stream/cuda_library.h.
 LIBTORCH_LINKOPTS = [
     "-L{lib}",
     "-Wl,-rpath,{lib}",
@@ -43,13 +42,7 @@ LIBTORCH_LINKOPTS = [
 ]
 LIBTORCH_CUDA_LINKOPTS = [
     "-Wl,--push-state,--as-needed",
-    "-ltorch_cuda",
     "-lc10_cuda",
-    "-Wl,--pop-state",
-]
-LIBTORCH_CUDA_KERNELS_LINKOPTS = [
-    "-Wl,--push-state,--no-as-needed",
-    "-ltorch_cuda",
     "-Wl,--pop-state",
 ]
 '''
