@@ -95,12 +95,16 @@ class Torch:
 
     def fsdp2(self, model):
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard, MixedPrecisionPolicy
+        from torch.distributed.fsdp import (
+            CPUOffloadPolicy, fully_shard, MixedPrecisionPolicy)
         options = {'mesh': init_device_mesh(
             self.options.device, (dist.get_world_size(),))}
         if self.options.bf16:
             options['mp_policy'] = MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        if self.options.cpu_offload:
+            options['offload_policy'] = CPUOffloadPolicy(
+                pin_memory=self.options.device == 'cuda')
         for block in model.b:
             fully_shard(block, **options)
         return fully_shard(model, **options)
@@ -210,6 +214,9 @@ def parse():
                         'not of DeepSpeed')
     parser.add_argument('--device_init', action='store_true',
                         help='parameters are made on the device')
+    parser.add_argument('--cpu_offload', action='store_true',
+                        help="FSDP2's CPUOffloadPolicy, with OMP_NUM_THREADS "
+                        'threads for the step')
     parser.add_argument('--dim', type=int, default=512)
     parser.add_argument('--layers', type=int, default=8)
     parser.add_argument('--heads', type=int, default=8)
@@ -259,7 +266,8 @@ def load_libraries(options):
         import torch.distributed.fsdp  # noqa: F401
     if not options.save_init:
         cuda = options.device == 'cuda'
-        dist.init_process_group('nccl' if cuda else 'gloo')
+        backend = 'cpu:gloo,cuda:nccl' if options.cpu_offload else 'nccl'
+        dist.init_process_group(backend if cuda else 'gloo')
         if cuda:
             torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
 
@@ -269,7 +277,8 @@ def main():
     # DeepSpeed writes to standard output, from C++ too: only our lines go there.
     out = os.fdopen(os.dup(1), 'w')
     os.dup2(2, 1)
-    torch.set_num_threads(1)
+    if not options.cpu_offload:
+        torch.set_num_threads(1)
     torch.manual_seed(0)
     load_libraries(options)
     if options.save_init:
@@ -283,10 +292,11 @@ def main():
     say(ms=[], loss=[])
     sys.stdin.readline()
     torch.manual_seed(0)
-    with torch.device(options.device if options.device_init else 'cpu'):
+    made_on = 'cpu' if options.cpu_offload else options.device
+    with torch.device(made_on if options.device_init else 'cpu'):
         model = Gpt(options.dim, options.layers, options.heads, options.seq)
     model.checkpointed = options.ckpt
-    model.to(options.device)
+    model.to(made_on)
     kind = DeepSpeed if options.engine.startswith('ds') else Torch
     trainer = kind(model, options)
     batches = Batches(options, rank)

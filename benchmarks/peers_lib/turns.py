@@ -67,7 +67,7 @@ class Training:
             self.ranks.append(subprocess.Popen(
                 self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=self.log, start_new_session=True, env={
-                    **self.environment, 'OMP_NUM_THREADS': '1',
+                    **self.environment,
                     'RANK': str(rank), 'LOCAL_RANK': str(rank),
                     'WORLD_SIZE': str(self.world),
                     'LOCAL_WORLD_SIZE': str(self.world),
@@ -202,7 +202,8 @@ def trainings(commands, environment):
     try:
         for name, command, world, more in commands:
             started.append(
-                Training(name, command, world, {**environment, **more}))
+                Training(name, command, world, {
+                    **environment, 'OMP_NUM_THREADS': '1', **more}))
             started[-1].begin()
         yield started
     finally:
