@@ -2,6 +2,7 @@
 // variables, here without them. And what becomes of what ranks write.
 #include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,11 +40,18 @@ void Write(int fd, const std::string& text) {
   if (write(fd, text.data(), text.size()) < 0) _exit(99);
 }
 
-// Lines in halves, from all ranks at once.
+// Returns when nobody has any of a pipe left to read.
+void WaitUntilRead(int fd) {
+  int bytes = 1;
+  while (ioctl(fd, FIONREAD, &bytes) == 0 && bytes > 0) sched_yield();
+}
+
+// Lines in halves, from all ranks at once. The first one's are read apart.
 void Shout(int rank) {
   for (int i = 0; i < kLines; ++i) {
     for (int fd : {STDOUT_FILENO, STDERR_FILENO}) {
       Write(fd, absl::StrCat("line ", i, " of "));
+      if (i == 0) WaitUntilRead(fd);
       Write(fd, absl::StrCat(rank, " ends\n"));
     }
   }
