@@ -33,11 +33,19 @@ struct Place {
     return TensorOver(data[number], {format.TensorNumel(slice.numel())}, {1},
                       format.dtype, at::kCPU);
   }
-  // What a kernel changes in place.
-  at::Tensor ToChange(Range slice, const std::vector<char*>& data) const {
+  // What a kernel changes in place. `tensors`: of one that copies new elements
+  // first; null: they are copied here.
+  at::Tensor ToChange(Range slice, const std::vector<char*>& data,
+                      StepTensors* tensors) const {
     const at::Tensor elements = Now(slice, data);
-    return next.elements.defined() ? next.Part(slice).copy_(elements)
-                                   : elements;
+    if (!next.elements.defined()) return elements;
+    const at::Tensor changed = next.Part(slice);
+    // Several elements of 8 bits are in one block.
+    if (tensors == nullptr || changed.scalar_type() == at::kByte) {
+      return changed.copy_(elements);
+    }
+    tensors->copied.emplace_back(changed, elements);
+    return changed;
   }
 };
 
@@ -169,11 +177,12 @@ class SliceStep {
     const bool apart = masters_.next.elements.defined() &&
                        masters_.buffer->in_memory() && step_.writes_elsewhere();
     StepTensors tensors;
-    tensors.masters =
-        apart ? masters_.Now(slice, data) : masters_.ToChange(slice, data);
+    StepTensors* const copies = step_.writes_elsewhere() ? &tensors : nullptr;
+    tensors.masters = apart ? masters_.Now(slice, data)
+                            : masters_.ToChange(slice, data, copies);
     if (apart) tensors.new_masters = masters_.next.Part(slice);
     for (const Place& moment : moments_) {
-      tensors.states.push_back(moment.ToChange(slice, data));
+      tensors.states.push_back(moment.ToChange(slice, data, copies));
     }
     tensors.gradient = gradient_.Now(slice, data);
     if (options_.early && !gradient_.streamed() && !step_.keeps_gradient()) {
@@ -183,7 +192,7 @@ class SliceStep {
     if (has_working_) {
       const bool holds_values = working_.buffer->in_memory();
       working = holds_values || !working_.next.elements.defined()
-                    ? working_.ToChange(slice, data)
+                    ? working_.ToChange(slice, data, nullptr)
                     : working_.next.Part(slice);
       const bool in_kernel =
           holds_values || (step_.steps_all() && !working_.streamed());

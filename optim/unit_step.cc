@@ -1,6 +1,7 @@
 #include "optim/unit_step.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "ATen/Parallel.h"
 #include "ATen/TensorIterator.h"
@@ -67,19 +68,45 @@ StepRange RangeOf(size_t count, const StepTensors& tensors) {
   return range;
 }
 
+// Memory that is copied before its elements are stepped.
+struct Copied {
+  char* to = nullptr;
+  const char* from = nullptr;
+  int64_t item = 0;  // bytes of an element
+};
+
+// Copied elements are stepped while they are in the processor's caches.
+void CopyAndStep(Formula formula, const StepRange& range,
+                 const StepCoefficients& coefficients,
+                 const std::vector<Copied>& copied, int64_t begin,
+                 int64_t end) {
+  constexpr int64_t kPiece = 32 * kStepGroup;
+  for (int64_t next = end; begin < end; begin = next) {
+    next = copied.empty() ? end : std::min(begin + kPiece, end);
+    for (const Copied& c : copied) {
+      std::memcpy(c.to + begin * c.item, c.from + begin * c.item,
+                  static_cast<size_t>((next - begin) * c.item));
+    }
+    StepElements(formula, Part(range, begin, next), coefficients);
+  }
+}
+
 // In libtorch's threads, which only its own code can use: at::parallel_for is a
 // plain loop where it is compiled without OpenMP, as here. `masters` are those
 // of `range`. States of 8 bits are cut between their blocks alone, so what goes
 // through the iterator is the first element of each block.
 void StepInThreads(Formula formula, const StepPart& part,
-                   const at::Tensor& masters) {
+                   const at::Tensor& masters,
+                   const std::vector<Copied>& copied) {
   const StepRange& range = part.range;
-  const StepCoefficients& coefficients = part.coefficients;
+  const auto step = [&](int64_t begin, int64_t end) {
+    CopyAndStep(formula, range, part.coefficients, copied, begin, end);
+  };
   if (range.numel < at::internal::GRAIN_SIZE || at::get_num_threads() == 1) {
-    return StepElements(formula, range, coefficients);
+    return step(0, range.numel);
   }
   const int64_t lead = range.in_block == 0 ? 0 : kStepGroup - range.in_block;
-  if (lead > 0) StepElements(formula, Part(range, 0, lead), coefficients);
+  if (lead > 0) step(0, lead);
   const auto item = static_cast<int64_t>(masters.element_size());
   at::Tensor firsts = masters.slice(0, lead, range.numel, kStepGroup);
   auto iterator = at::TensorIterator::nullary_op(firsts);
@@ -87,8 +114,7 @@ void StepInThreads(Formula formula, const StepPart& part,
       [&](char** data, const int64_t*, int64_t blocks) {
         const int64_t begin =
             (data[0] - static_cast<const char*>(range.master)) / item;
-        const int64_t end = std::min(begin + blocks * kStepGroup, range.numel);
-        StepElements(formula, Part(range, begin, end), coefficients);
+        step(begin, std::min(begin + blocks * kStepGroup, range.numel));
       },
       at::internal::GRAIN_SIZE / kStepGroup);
 }
@@ -245,7 +271,15 @@ bool UnitStep::ApplyKernel(Range slice, const StepTensors& tensors) const {
     part.coefficients = run.coefficients;
     part.coefficients.gradient_factor = factor_.value;
     if (device_.is_cpu()) {
-      StepInThreads(formula_, part, Slice(tensors.masters, run.range));
+      std::vector<Copied> copied;
+      for (const auto& [to, from] : tensors.copied) {
+        const auto item = static_cast<int64_t>(to.element_size());
+        const int64_t offset = run.range.begin * item;
+        copied.push_back(
+            {static_cast<char*>(to.mutable_data_ptr()) + offset,
+             static_cast<const char*>(from.const_data_ptr()) + offset, item});
+      }
+      StepInThreads(formula_, part, Slice(tensors.masters, run.range), copied);
       continue;
     }
     // The block may be one that the part before ends in: after that, then.

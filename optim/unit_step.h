@@ -68,6 +68,10 @@ struct StepTensors {
   // Where new masters are written while `masters` stay as they are; undefined:
   // in place. REQUIRES: writes_elsewhere.
   at::Tensor new_masters;
+  // {to, from}, bytes that are copied right before their elements are stepped:
+  // `to` is among the others, and of one element for each of theirs. REQUIRES,
+  // unless empty: writes_elsewhere.
+  std::vector<std::pair<at::Tensor, at::Tensor>> copied;
 };
 
 // Which part of a step is made.
@@ -115,8 +119,8 @@ class UnitStep {
   // Whether every element of the storages is stepped: none belongs to a
   // parameter without a gradient, or to no parameter.
   bool steps_all() const { return steps_all_; }
-  // Whether Apply supports StepTensors::new_masters; it writes all of it except
-  // gaps between storages.
+  // Whether Apply supports StepTensors::new_masters and `copied`; it writes all
+  // of them except gaps between storages.
   bool writes_elsewhere() const {
     return kernel_ && steps_all_ && device_.is_cpu();
   }

@@ -93,7 +93,7 @@ LAYERS = {
     "verify": ["base/...", "verify/factored", "verify/plain", "config", "comm", "comm/world", "sharding/...", "engine/...", "offload/...", "nn"],
     "examples": ["base/...", "config", "config/reader", "comm", "comm/world", "data/...", "monitor", "loader", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "offload/...", "nn"],
     "benchmarks/gpt": ["base/...", "verify/plain"],
-    "benchmarks": ["benchmarks/gpt", "base/...", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim", "optim/algorithms", "optim/kernels", "optim/matrix", "checkpoint/...", "engine/...", "verify/...", "offload/...", "nn"],
+    "benchmarks": ["testing/device", "benchmarks/gpt", "base/...", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim", "optim/algorithms", "optim/kernels", "optim/matrix", "checkpoint/...", "engine/...", "verify/...", "offload/...", "nn"],
     "tools": ["base/...", "report", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "examples", "offload/..."],
     "tests": ["testing/...", "base/...", "report", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify/...", "examples", "tools", "offload/...", "nn"],
     "bundle": ["testing/...", "base/...", "report", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify/...", "examples", "benchmarks", "tools", "tests", "offload/..."],
