@@ -339,6 +339,37 @@ TEST_P(UnitStepTest, HasTheSameBitsOnAnyNumberOfThreads) {
   at::set_num_threads(before_threads);
 }
 
+// In pieces, over what was there; states of 8 bits are copied by the caller.
+TEST_P(UnitStepTest, StepsWhatItHasCopied) {
+  MakeUnit(/*rank=*/2, /*world_size=*/3);
+  const HasGradient all(named_.size(), 1);
+  const UnitStep step(*flat_, all, std::vector<int64_t>(named_.size()),
+                      {GetParam().options}, std::vector<int>(named_.size()),
+                      /*factor=*/1);
+  if (!step.writes_elsewhere()) GTEST_SKIP() << "libtorch's operators";
+  const StepTensors before = RandomTensors();
+  const StepTensors in_place = Copies(before), old = Copies(before);
+  StepTensors elsewhere = Copies(before);
+  elsewhere.copied.emplace_back(elsewhere.masters.fill_(7), old.masters);
+  for (size_t i = 0; i < old.states.size(); ++i) {
+    if (old.states[i].scalar_type() == at::kByte) continue;
+    elsewhere.copied.emplace_back(elsewhere.states[i].fill_(7), old.states[i]);
+  }
+  UnitStep::Counts counts;
+  step.Apply({0, before.masters.numel()}, in_place, &counts);
+  step.Apply({0, before.masters.numel()}, elsewhere, &counts);
+  EXPECT_TRUE(SameBits(old.masters, before.masters));
+  for (const auto& segment : flat_->segments()) {  // without gaps
+    const int64_t first = flat_->owned().begin;
+    const Range range{segment.range.begin - first, segment.range.end - first};
+    const StepTensors a = Part(elsewhere, range), b = Part(in_place, range);
+    EXPECT_TRUE(SameBits(a.masters, b.masters));
+    for (size_t i = 0; i < a.states.size(); ++i) {
+      EXPECT_TRUE(SameBits(a.states[i], b.states[i]));
+    }
+  }
+}
+
 // Which begins and ends within parameters.
 TEST_P(UnitStepTest, HasTheSameBitsInSlicesOfAShard) {
   for (const int rank : {0, 1, 2}) {
