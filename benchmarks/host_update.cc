@@ -29,7 +29,6 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "benchmarks/program.h"
-#include "benchmarks/triad.h"
 #include "benchmarks/workers.h"
 #include "comm/group/self_communicator.h"
 #include "config/config.pb.h"

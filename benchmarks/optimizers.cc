@@ -39,7 +39,6 @@
 #include "base/torch_guard.h"
 #include "benchmarks/disk_traffic.h"
 #include "benchmarks/program.h"
-#include "benchmarks/triad.h"
 #include "benchmarks/workers.h"
 #include "optim/algorithms/coefficients.h"
 #include "optim/algorithms/optimizer_options.h"

@@ -5,7 +5,6 @@
 #include <string_view>
 #include <utility>
 
-#include "benchmarks/triad.h"
 #include "benchmarks/workers.h"
 #include "optim/algorithms/coefficients.h"
 #include "optim/kernels/element_step.h"

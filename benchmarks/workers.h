@@ -1,5 +1,6 @@
 // Workers are threads that wait for parts of a range, for programs that measure
-// a loop in a given number of threads.
+// a loop in a given number of threads. Triad is the loop that such programs are
+// measured beside.
 #ifndef BENCHMARKS_WORKERS_H_
 #define BENCHMARKS_WORKERS_H_
 
@@ -11,6 +12,15 @@
 #include <vector>
 
 namespace tessera {
+
+// STREAM's triad, a[i] = b[i] + s * c[i], shows what the memory gives a plain
+// loop. An element takes three transfers of the program, 12 bytes; four, 16
+// bytes, with the lines of `a` that the processor reads before it writes them.
+inline void Triad(float* a, const float* b, const float* c, float s,
+                  int64_t numel) {
+#pragma clang loop vectorize(assume_safety)
+  for (int64_t i = 0; i < numel; ++i) a[i] = b[i] + s * c[i];
+}
 
 class Workers {
  public:
