@@ -38,6 +38,8 @@ struct WaitListener {
   std::function<void(int peer, absl::Duration)> waited;
   // Returns Unavailable if the process of `peer` has ended, or has left.
   std::function<absl::Status(int peer)> end_of;
+  // Returns the first failure of all groups that fail together.
+  std::function<absl::Status()> failure;
 };
 
 class Transport {

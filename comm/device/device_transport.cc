@@ -13,11 +13,11 @@
 // What is left for the device's end: the device itself, the network between
 // devices, and the end of a process in between.
 //
-// Why `abort` runs on a thread of its own: it waits for the backend's threads
-// and for the device, where the collective is that could not be ended. The
-// others have been told of the failure by then; but a process that is stuck
-// here neither trains nor ends, and one that goes on would use memory that the
-// device may still write.
+// Why all backends of the domain are aborted with the one whose work failed:
+// what the others have given to the device waits for ranks that come no more.
+// The ranks have been told of the failure by then; but a process that is stuck
+// in an abort neither trains nor ends, and one that goes on would use memory
+// that the device may still write.
 #include "comm/device/device_transport.h"
 
 #include <algorithm>
@@ -33,13 +33,12 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/system/process_end.h"
-#include "base/thread/deadline.h"
 #include "base/torch/divide.h"
 #include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
 #include "c10/core/Event.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
-#include "comm/rendezvous/abandonable.h"
+#include "comm/device/open_backend.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 
 namespace tessera {
@@ -59,8 +58,14 @@ class DeviceTransport : public Transport {
                   c10::intrusive_ptr<c10d::Backend> backend)
       : options_(options),
         host_(std::move(host)),
-        backend_(std::move(backend)),
+        backend_(OpenBackend::Add(
+            {absl::StrCat(options.backend, " of rank ", options.rank, " of ",
+                          options.world_size, " on ", options.device.str()),
+             options.device, options.abort_patience},
+            std::move(backend))),
         aborted_(std::make_shared<std::atomic<bool>>(false)) {}
+  // Any thread may come here, so nobody waits for the backend's end.
+  ~DeviceTransport() override { backend_->Drop(); }
 
   absl::string_view name() const override { return options_.backend; }
   Capabilities capabilities() const override {
@@ -72,6 +77,7 @@ class DeviceTransport : public Transport {
   // Ranks wait for each other on the host, before each collective.
   void Listen(WaitListener listener) override {
     awaited_ = listener.awaited;
+    backend_->Listen(listener.failure);
     host_->Listen(std::move(listener));
   }
   absl::Status Run(const CommCall& call) override;
@@ -107,10 +113,9 @@ class DeviceTransport : public Transport {
 
   const DeviceTransportOptions options_;
   const std::shared_ptr<Transport> host_;
-  c10::intrusive_ptr<c10d::Backend> backend_;
+  const std::shared_ptr<OpenBackend> backend_;
   const std::shared_ptr<std::atomic<bool>> aborted_;
   std::function<void(int)> awaited_;
-  std::atomic<bool> abandoned_{false};
   Given given_;  // by the collective that runs
 };
 
@@ -123,6 +128,12 @@ absl::Status DeviceTransport::Run(const CommCall& call) {
         absl::StrCat("expected a tensor of ", options_.device.str(),
                      ", this rank's device, or of the CPU, got one of ",
                      call.device().str()));
+  }
+  if (backend_->ending()) {
+    return absl::CancelledError(
+        absl::StrCat(options_.backend,
+                     " is closed: Shutdown was called, or a group of "
+                     "these ranks has failed"));
   }
   std::vector<std::string> ignored;
   TESSERA_RETURN_IF_ERROR(host_->Run(TextsWithin(call, "", &ignored)));
@@ -160,7 +171,7 @@ void DeviceTransport::Follow(Work work) {
 void DeviceTransport::Gather(const at::Tensor& shard, const at::Tensor& whole) {
   at::Tensor input = ElementsOver(shard, 0, shard.numel());
   at::Tensor output = ElementsOver(whole, 0, whole.numel());
-  Follow(backend_->_allgather_base(output, input));
+  Follow(backend_->get()->_allgather_base(output, input));
 }
 
 void DeviceTransport::Scatter(const at::Tensor& whole, const at::Tensor& shard,
@@ -168,7 +179,7 @@ void DeviceTransport::Scatter(const at::Tensor& whole, const at::Tensor& shard,
   if (options_.ordered_sum) return ScatterInOrder(whole, shard, divisor);
   at::Tensor input = ElementsOver(whole, 0, whole.numel());
   at::Tensor output = ElementsOver(shard, 0, shard.numel());
-  Follow(backend_->_reduce_scatter_base(output, input));
+  Follow(backend_->get()->_reduce_scatter_base(output, input));
   DivideBy(output, divisor);
 }
 
@@ -189,7 +200,7 @@ void DeviceTransport::ScatterInOrder(const at::Tensor& whole,
       sent.push_back(ElementsOver(whole, r * numel + at, n));
       received.push_back(ElementsOver(slices, r * n, n));
     }
-    Follow(backend_->alltoall(received, sent));
+    Follow(backend_->get()->alltoall(received, sent));
     ThrowIfError(
         options_.ordered_sum(ElementsOver(slices, 0, options_.world_size * n),
                              divisor, ElementsOver(shard, at, n)));
@@ -213,7 +224,7 @@ void DeviceTransport::Broadcast(const at::Tensor& tensor, int root) {
   std::vector<at::Tensor> tensors{ElementsOver(tensor, 0, tensor.numel())};
   c10d::BroadcastOptions options;
   options.rootRank = root;
-  Follow(backend_->broadcast(tensors, options));
+  Follow(backend_->get()->broadcast(tensors, options));
 }
 
 // An empty part is not sent. A backend may have to know how long the others'
@@ -230,7 +241,7 @@ void DeviceTransport::Move(const CommCall& call) {
       if (!part.defined()) part = none;
     }
   }
-  Follow(backend_->alltoall(parts.received, parts.sent));
+  Follow(backend_->get()->alltoall(parts.received, parts.sent));
 }
 
 // ---- their ends
@@ -248,7 +259,9 @@ absl::Status DeviceTransport::Await(const Given& given) const {
   absl::Duration pause = kFirstPoll;
   const auto wait_until = [&](const std::function<bool()>& done) {
     while (!done()) {
-      if (*aborted_) return absl::CancelledError("the wait was aborted");
+      if (*aborted_ || backend_->ending()) {
+        return absl::CancelledError("the wait was aborted");
+      }
       absl::SleepFor(pause);
       pause = std::min(2 * pause, kLongestPoll);
     }
@@ -265,19 +278,8 @@ absl::Status DeviceTransport::Await(const Given& given) const {
 
 void DeviceTransport::AbandonDevice(const absl::Status& why) {
   *aborted_ = true;
-  if (abandoned_.exchange(true)) return;
-  const Deadline deadline = Deadline::After(options_.abort_patience);
-  const absl::Status ended = RunAbandonable(
-      [backend = backend_, name = options_.backend]() mutable {
-        // The error is told already; what abort says adds nothing.
-        (void)CatchTorch(name.c_str(), [&] { backend->abort(); });
-        (void)backend.release();  // its destructor could wait for what is stuck
-        return absl::OkStatus();
-      },
-      [&] {
-        return deadline.HasPassed() ? absl::DeadlineExceededError("")
-                                    : absl::OkStatus();
-      });
+  absl::Status ended = backend_->Abandon();
+  ended.Update(AbandonFailedBackends());  // of this domain
   if (ended.ok()) return;
   TESSERA_LOG(ERROR) << why.message() << "; " << options_.backend
                      << " cannot be aborted ("

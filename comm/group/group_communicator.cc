@@ -123,6 +123,7 @@ WaitListener GroupCommunicator::MakeListener() const {
     const auto domain = weak.lock();
     return domain != nullptr ? domain->EndOf(names[peer]) : absl::OkStatus();
   };
+  listener.failure = [failure = failure_] { return failure->Get(); };
   return listener;
 }
 

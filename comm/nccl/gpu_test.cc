@@ -11,6 +11,8 @@
 
 #include "base/status_matchers.h"
 #include "comm/capabilities.h"
+#include "comm/comm_thread.h"
+#include "comm/device/open_backend.h"
 #include "comm/group/group_communicator.h"
 #include "comm/group/self_communicator.h"
 #include "comm/nccl/nccl_transport.h"
@@ -23,7 +25,10 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 class GpuTest : public testing::Test {
@@ -95,8 +100,8 @@ TEST_F(GpuTest, NcclOfOneRank) {
         ConnectNcclTransport(store, options, host->transport()));
     EXPECT_EQ(transport->capabilities().sums_in_rank_order, ordered);
     TESSERA_ASSERT_OK_AND_ASSIGN(
-        const auto comm, GroupCommunicator::Create(group, {}, group.domain,
-                                                   std::move(transport)));
+        auto comm, GroupCommunicator::Create(group, {}, group.domain,
+                                             std::move(transport)));
     for (at::DeviceType where : {at::kCUDA, at::kCPU}) {
       const at::Tensor a = torch::arange(5, at::kFloat).to(where);
       at::Tensor b = torch::zeros_like(a);
@@ -118,6 +123,14 @@ TEST_F(GpuTest, NcclOfOneRank) {
     EXPECT_THAT(comm->AllGatherStrings("words", {"names"}),
                 IsOkAndHolds(ElementsAre("words")));
     TESSERA_EXPECT_OK(comm->AgreeOk(absl::OkStatus(), "here"));
+    testing::internal::CaptureStderr();
+    comm = nullptr;
+    CommThread::Get().Stop();
+    CommThread::OfDevices().Stop();
+    CloseOpenBackends();
+    EXPECT_THAT(testing::internal::GetCapturedStderr(),
+                AllOf(Not(HasSubstr("destroy_process_group")),
+                      Not(HasSubstr("closed"))));
   }
 }
 

@@ -17,6 +17,7 @@
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/comm_thread.h"
 #include "comm/connect/job_secret.h"
+#include "comm/device/open_backend.h"
 #include "comm/group/self_communicator.h"
 #include "comm/launch/cpus.h"
 #include "comm/launch/job.h"
@@ -380,6 +381,7 @@ void Shutdown() {
   WaitForRetiredServers(kRetiredGrace);
   CommThread::Get().Stop();
   CommThread::OfDevices().Stop();
+  CloseOpenBackends();
   const Communicator& comm = *world->communicator();
   const absl::Status written = WriteCommLog(comm.Report(), comm.rank());
   if (!written.ok()) TESSERA_LOG(WARNING) << written.message();

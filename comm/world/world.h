@@ -129,8 +129,9 @@ absl::StatusOr<std::vector<char*>> WithoutInitFlags(int argc, char** argv);
 
 // Leaves the job: waits for this rank's pending collectives, and at most 5 s
 // for ranks that still read its shards (of an engine that was destroyed without
-// Close); then writes the communication log and trace where TESSERA_COMM_LOG
-// says (docs/communication.md). LOCAL.
+// Close); closes the backends of devices, for which it waits at most 30 s; then
+// writes the communication log and trace where TESSERA_COMM_LOG says
+// (docs/communication.md). LOCAL.
 void Shutdown();
 
 }  // namespace tessera

@@ -25,6 +25,7 @@
 #include "gtest/gtest.h"
 #include "testing/device/test_device.h"
 #include "tests/comm/collective_checks.h"
+#include "tests/comm/endless_backend.h"
 #include "tests/support/device_group.h"
 #include "tests/support/rank_pool.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
@@ -38,30 +39,6 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-constexpr int kDevice = 1;
-constexpr absl::Duration kPatience = absl::Milliseconds(200);
-
-void Prepare(absl::string_view mode) {
-  testdevice::Register({});
-  testdevice::SetMode(mode == "workers" ? testdevice::Mode::kWorkers
-                                        : testdevice::Mode::kAtOnce);
-  testdevice::ClearFaults();
-}
-
-// A group over the ranks of `world`, which are in no other collective.
-absl::StatusOr<std::shared_ptr<Communicator>> Connect(
-    const World& world, DeviceTransportOptions options,
-    c10::intrusive_ptr<c10d::Backend> backend = nullptr) {
-  TESSERA_ASSIGN_OR_RETURN(
-      std::shared_ptr<Communicator> host,
-      world.communicator()->Split(0, CommTag("host of devices")));
-  options.rank = host->rank();
-  options.world_size = host->world_size();
-  options.device = TestDevice(kDevice);
-  options.abort_patience = kPatience;
-  return MakeDeviceGroup(options, std::move(host), std::move(backend));
-}
-
 // Of rank `rank`, from element `begin` on.
 at::Tensor Values(int rank, int64_t numel, int64_t begin = 0) {
   return SumInOrder({rank}, begin, numel, at::kFloat);
@@ -69,12 +46,12 @@ at::Tensor Values(int rank, int64_t numel, int64_t begin = 0) {
 
 // "once" and "workers", a device's modes.
 TESSERA_RANK_FUNCTION(Collectives) {
-  Prepare(args);
+  PrepareDevice(args);
   const at::Device device = TestDevice(kDevice);
   {
     DeviceTransportOptions options;
     options.slices_bytes = 900;  // parts of unequal size
-    TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(world, options));
+    TESSERA_ASSIGN_OR_RETURN(const auto comm, ConnectDevices(world, options));
     for (int i = 0; i < 3; ++i) {
       TESSERA_RETURN_IF_ERROR(CheckTensorCollectives(world, *comm, device));
       TESSERA_RETURN_IF_ERROR(CheckTensorCollectives(world, *comm, at::kCPU));
@@ -100,9 +77,9 @@ INSTANTIATE_TEST_SUITE_P(All, CollectivesTest,
 
 // The device is kept busy until the program has posted, waited and freed.
 TESSERA_RANK_FUNCTION(NobodyWaits) {
-  Prepare("workers");
+  PrepareDevice("workers");
   const at::Device device = TestDevice(kDevice);
-  TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(world, {}));
+  TESSERA_ASSIGN_OR_RETURN(const auto comm, ConnectDevices(world, {}));
   constexpr int64_t kNumel = 1001;
   at::Tensor sum = Values(world.rank(), kNumel).to(device);
   at::Tensor whole = torch::zeros({world.world_size() * kNumel}, device);
@@ -139,11 +116,11 @@ TEST(DeviceCommunicatorTest, NoThreadWaitsForTheDevice) {
 // A collective that the program does not wait for, on a stream of its own,
 // reads memory that has been freed, and given out again.
 TESSERA_RANK_FUNCTION(Dropped) {
-  Prepare("once");
+  PrepareDevice("once");
   const at::Device device = TestDevice(kDevice);
   const c10::StreamGuard aside(c10::impl::VirtualGuardImpl(device.type())
                                    .getStreamFromGlobalPool(device));
-  TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(world, {}));
+  TESSERA_ASSIGN_OR_RETURN(const auto comm, ConnectDevices(world, {}));
   constexpr int64_t kNumel = 1001;
   at::Tensor whole = torch::zeros({world.world_size() * kNumel}, device);
   comm->AllGather(Values(world.rank(), kNumel).to(device), whole, {"dropped"});
@@ -162,8 +139,8 @@ TEST(DeviceCommunicatorTest, WhatNobodyWaitsForKeepsItsMemory) {
 // all ranks, of another unit on each; "kind": a gather on rank 0, a sum on the
 // others; "size": of other sizes.
 TESSERA_RANK_FUNCTION(DifferentCollectives) {
-  Prepare("once");
-  TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(world, {}));
+  PrepareDevice("once");
+  TESSERA_ASSIGN_OR_RETURN(const auto comm, ConnectDevices(world, {}));
   const bool first = world.rank() == 0;
   const std::string unit = first ? "unit a" : "unit b";
   const int64_t numel = first || args != "size" ? 1000 : 500;
@@ -190,47 +167,13 @@ INSTANTIATE_TEST_SUITE_P(All, DifferentTest,
                          ::testing::Values("gather", "kind", "size"),
                          [](const auto& info) { return info.param; });
 
-// A backend whose gathers never end by themselves.
-class EndlessBackend : public c10d::Backend {
- public:
-  EndlessBackend(int rank, int size, bool can_be_aborted)
-      : Backend(rank, size), can_be_aborted_(can_be_aborted) {}
-  c10::intrusive_ptr<c10d::Work> _allgather_base(
-      at::Tensor&, at::Tensor&, const c10d::AllgatherOptions&) override {
-    return c10::make_intrusive<Endless>();
-  }
-  // The first goes on for ever, the second cannot be given.
-  c10::intrusive_ptr<c10d::Work> alltoall(
-      std::vector<at::Tensor>&, std::vector<at::Tensor>&,
-      const c10d::AllToAllOptions&) override {
-    TORCH_CHECK(!given_, "no more of it");
-    given_ = true;
-    return c10::make_intrusive<Endless>();
-  }
-  void abort() override {
-    aborted_ = true;
-    while (!can_be_aborted_) pause();
-  }
-  bool aborted() const { return aborted_; }
-
- private:
-  struct Endless : c10d::Work {
-    bool isCompleted() override { return false; }
-    std::exception_ptr exception() const override { return nullptr; }
-    bool wait(std::chrono::milliseconds) override { return true; }
-  };
-  const bool can_be_aborted_;
-  bool given_ = false;
-  std::atomic<bool> aborted_{false};
-};
-
 // As NCCL takes any two gathers of one size for one.
 TESSERA_RANK_FUNCTION(DifferentUnits) {
-  Prepare("once");
+  PrepareDevice("once");
   TESSERA_ASSIGN_OR_RETURN(
-      const auto comm, Connect(world, {},
-                               c10::make_intrusive<EndlessBackend>(
-                                   world.rank(), world.world_size(), true)));
+      const auto comm,
+      ConnectDevices(world, {},
+                     c10::make_intrusive<EndlessBackend>(world, true)));
   const auto on = torch::TensorOptions(TestDevice(kDevice));
   return comm
       ->AllGather(torch::ones({1}, on), torch::zeros({world.world_size()}, on),
@@ -251,12 +194,13 @@ TEST(DeviceCommunicatorTest, RanksAgreeBeforeABackendThatDoesNotMeet) {
 // after it; "stuck": and it cannot be aborted; "gone": and rank 1's process
 // ends.
 TESSERA_RANK_FUNCTION(Endless) {
-  Prepare("once");
+  PrepareDevice("once");
   TESSERA_ASSIGN_OR_RETURN(
       const auto comm,
-      Connect(world, {},
-              c10::make_intrusive<EndlessBackend>(
-                  world.rank(), world.world_size(), args != "stuck")));
+      ConnectDevices(
+          world, {},
+          c10::make_intrusive<EndlessBackend>(world, args != "stuck"),
+          args == "stuck" ? absl::Milliseconds(200) : absl::Seconds(15)));
   const auto on = torch::TensorOptions(TestDevice(kDevice));
   at::Tensor whole = torch::zeros({world.world_size()}, on);
   const CommFuture given =
@@ -269,39 +213,10 @@ TESSERA_RANK_FUNCTION(Endless) {
   return comm->Barrier("afterwards").ToString();
 }
 
-RankPoolOptions TwoRanks(absl::Duration timeout) {
-  RankPoolOptions options;
-  options.collective_timeout = timeout;
-  return options;
-}
-
-// A sum of which the second of two parts cannot be given to the device.
-TESSERA_RANK_FUNCTION(FailsHalfway) {
-  Prepare("once");
-  const auto backend = c10::make_intrusive<EndlessBackend>(
-      world.rank(), world.world_size(), /*can_be_aborted=*/true);
-  DeviceTransportOptions options;
-  options.slices_bytes = 400;
-  TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(world, options, backend));
-  const auto on = torch::TensorOptions(TestDevice(kDevice));
-  const absl::Status status =
-      comm->ReduceScatterSum(torch::ones({world.world_size() * 100}, on),
-                             torch::zeros({100}, on), {"unit a"})
-          .Wait();
-  return absl::StrCat(backend->aborted() ? "aborted: " : "", status.ToString());
-}
-
-TEST(DeviceCommunicatorTest, WhatFailsHalfwayIsAborted) {
-  RankPool pool(TwoRanks(absl::Seconds(40)));
-  EXPECT_THAT(pool.Run("FailsHalfway", "", absl::Seconds(20)),
-              Each(IsOkAndHolds(
-                  AllOf(HasSubstr("aborted: "), HasSubstr("no more of it")))));
-}
-
 // Rank 1's process ends after the ranks have agreed on a gather, when they are
 // to meet while they give it to their devices.
 TESSERA_RANK_FUNCTION(EndsBeforeAMeeting) {
-  Prepare("once");
+  PrepareDevice("once");
   TESSERA_ASSIGN_OR_RETURN(
       const std::shared_ptr<Communicator> host,
       world.communicator()->Split(0, CommTag("host of devices")));
