@@ -14,12 +14,17 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/pairwise.h"
+#include "tests/support/rank_pool.h"
 #include "tests/support/training.h"
 
 namespace tessera {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
 const std::vector<std::string> kReshard = {"true", "false", "2"};
@@ -292,6 +297,38 @@ TEST_P(DeviceOverflowTest, ScheduleFree) {
 TEST_P(DeviceOverflowTest, LibtorchExact) {
   spec_.libtorch_exact = true;
   ExpectOraclesWhetherAskedOrNot(2);
+}
+
+// Each rank has a path of its own through the model.
+class DevicePathsTest : public DeviceTest {
+ protected:
+  DevicePathsTest() {
+    spec_.model = "Wandering";
+    spec_.stage = 3;
+    spec_.steps = 6;
+    spec_.gradients = false;
+    spec_.max_reuse_distance = 0;
+    spec_.prefetch_bucket_size = 1;  // the next unit
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, DevicePathsTest,
+                         ::testing::Values("1", "1/workers"),
+                         [](const auto& info) {
+                           return info.param == "1" ? "AtOnce" : "Workers";
+                         });
+
+// The first ranks to part are in gathers of one size.
+TEST_P(DevicePathsTest, CollectiveGathersEndWithAnErrorThatNamesBoth) {
+  spec_.served = "off";
+  RankPool pool({});  // its ranks have failed afterwards
+  for (const auto& answer : pool.Run("Train", spec_.ToText())) {
+    EXPECT_THAT(
+        answer.status().ToString(),
+        AllOf(HasSubstr("the ranks are in different collectives: "),
+              HasSubstr("all-gather of unit blocks.0 "),
+              HasSubstr("all-gather of unit blocks.2 "), HasSubstr(", rank ")));
+  }
 }
 
 TEST_P(DeviceTest, Recomputation) {
