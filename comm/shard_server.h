@@ -11,7 +11,8 @@
 // exactly the version that it asks for. Owners must not change what they offer
 // from SetVersion(v) until all pulls of version v have ended, on all ranks. The
 // owner must learn of that from elsewhere (for example from a barrier; a rank
-// that asks for v + 1 has no pull of v left).
+// that asks for v + 1 has no pull of v left). What changes it on a device's
+// stream comes after OrderAfterReads.
 //
 // Made by Communicator::ServeShards.
 //
@@ -50,8 +51,9 @@ class ShardServer {
 
   // Declares that all that is offered here has `version` now; it is -1 before
   // the first call, when nothing may be read. Requests that came too early are
-  // answered. LOCAL; waits for the caller's stream where something offered is
-  // on a device. REQUIRES: not less than before.
+  // answered. What is offered on a device has that version when the caller's
+  // current stream has done what it was given. LOCAL. REQUIRES: not less than
+  // before.
   virtual void SetVersion(int64_t version) = 0;
 
   // Sets whole[p*S, (p+1)*S) to rank p's shard `key` at `version`, for every p;
@@ -62,6 +64,10 @@ class ShardServer {
   // negative.
   virtual CommFuture Pull(int64_t key, int64_t version, at::Tensor whole,
                           CommTag tag) = 0;
+
+  // Orders the caller's current stream after all reads, until now, of what is
+  // offered here on a device. LOCAL; does not wait.
+  virtual void OrderAfterReads() = 0;
 
   // Ends this rank's pulls: those under way end with Cancelled. It continues to
   // serve; the future ends when nobody can ask any more, since all other

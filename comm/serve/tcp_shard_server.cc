@@ -4,7 +4,8 @@
 // be computed with as if they were the right ones.
 //
 // Why the own shard is copied by the caller: it is there already, so a rank
-// whose io thread is busy with others does not wait for itself.
+// whose io thread is busy with others does not wait for itself. Not on a
+// device, where the caller would wait for its stream.
 #include "comm/serve/tcp_shard_server.h"
 
 #include <sys/eventfd.h>
@@ -26,15 +27,6 @@
 
 namespace tessera {
 namespace {
-
-// Blocks until what the current stream of t's device has been given is done:
-// the server's thread reads and writes through the host, at any time.
-void SynchronizeCurrentStream(const at::Tensor& t) {
-  if (t.is_cpu()) return;
-  c10::impl::VirtualGuardImpl(t.device().type())
-      .getStream(t.device())
-      .synchronize();
-}
 
 absl::Status CheckPull(int64_t version, const at::Tensor& whole,
                        int world_size) {
@@ -123,6 +115,7 @@ TcpShardServer::~TcpShardServer() {
   }
   Wake();
   if (thread_.joinable()) thread_.join();
+  OrderAfterReads();  // what was offered may be freed
   close(wake_fd_);
 }
 
@@ -131,35 +124,38 @@ void TcpShardServer::Wake() const { eventfd_write(wake_fd_, 1); }
 void TcpShardServer::Offer(int64_t key, at::Tensor shard) {
   TESSERA_CHECK(shard.defined() && shard.is_contiguous())
       << "shard " << key << " is undefined or not contiguous";
-  SynchronizeCurrentStream(shard);
+  const StreamPoint written = StreamPoint::Now(shard.device());
   {
     absl::MutexLock lock(&mutex_);
-    offers_[key] = std::move(shard);
+    offers_[key] = {std::move(shard), written};
     changed_ = true;
   }
   Wake();
 }
 
 void TcpShardServer::SetVersion(int64_t version) {
-  std::vector<at::Tensor> on_devices;
-  {
-    absl::MutexLock lock(&mutex_);
-    for (const auto& [key, shard] : offers_) {
-      if (!shard.is_cpu()) on_devices.push_back(shard);
-    }
-  }
-  for (const at::Tensor& shard : on_devices) SynchronizeCurrentStream(shard);
   {
     absl::MutexLock lock(&mutex_);
     TESSERA_CHECK(version >= version_)
         << "version " << version << " after " << version_;
+    for (auto& [key, offered] : offers_) {
+      offered.written.Order();  // by the stream of its Offer
+      offered.written = StreamPoint::Now(offered.shard.device());
+    }
     version_ = version;
     changed_ = true;
   }
   Wake();
 }
 
-absl::StatusOr<at::Tensor> TcpShardServer::Find(const ShardRequest& request) {
+void TcpShardServer::OrderAfterReads() {
+  absl::MutexLock lock(&mutex_);
+  // A device that has failed says so elsewhere.
+  (void)CatchTorch("shards", [read = read_] { read.Order(); });
+}
+
+absl::StatusOr<TcpShardServer::Offered> TcpShardServer::Find(
+    const ShardRequest& request) {
   absl::MutexLock lock(&mutex_);
   const int own = group_.options.first_rank(rank_);
   if (version_ > request.version) {
@@ -169,9 +165,9 @@ absl::StatusOr<at::Tensor> TcpShardServer::Find(const ShardRequest& request) {
   }
   const auto offer = offers_.find(request.key);
   if (version_ < request.version || offer == offers_.end()) {
-    return at::Tensor();
+    return Offered();
   }
-  const auto bytes = static_cast<int64_t>(offer->second.nbytes());
+  const auto bytes = static_cast<int64_t>(offer->second.shard.nbytes());
   if (bytes != request.bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("shard ", request.key, " of rank ", own, " has ", bytes,
@@ -187,9 +183,15 @@ absl::StatusOr<TcpShardServer::PullPtr> TcpShardServer::MakePull(
   pull->request = request;
   pull->whole = pull->host = whole;
   if (!whole.is_cpu()) {
-    TESSERA_ASSIGN_OR_RETURN(pull->host, CatchTorch(tag.what, [&] {
-                               return at::empty(whole.sizes(), whole.dtype());
-                             }));
+    // Pinned: the copy to `whole` waits for what its stream has been given
+    // before the pull, and nobody waits for that copy here.
+    TESSERA_RETURN_IF_ERROR(CatchTorch(tag.what, [&] {
+      pull->host = at::empty(
+          whole.sizes(), whole.options().device(at::kCPU).pinned_memory(true));
+      pull->allocated = StreamPoint::Now(whole.device());
+      pull->caller = c10::impl::VirtualGuardImpl(whole.device().type())
+                         .getStream(whole.device());
+    }));
   }
   pull->missing.assign(world_size_, true);
   pull->num_missing = world_size_;
@@ -206,9 +208,8 @@ absl::StatusOr<TcpShardServer::PullPtr> TcpShardServer::MakePull(
 }
 
 absl::Status TcpShardServer::CopyOwn(PullState& pull,
-                                     const at::Tensor& shard) const {
+                                     const at::Tensor& host) const {
   return CatchTorch("own shard", [&] {
-    const at::Tensor host = shard.is_cpu() ? shard : shard.cpu();
     const char* const from = static_cast<const char*>(host.const_data_ptr());
     char* const to = static_cast<char*>(pull.host.mutable_data_ptr()) +
                      rank_ * pull.request.bytes;
@@ -224,7 +225,6 @@ CommFuture TcpShardServer::Pull(int64_t key, int64_t version, at::Tensor whole,
   if (!status.ok()) return DoneFuture(Annotate(status, tag.what));
   status = group_.domain->failure()->Get();
   if (!status.ok()) return DoneFuture(std::move(status));
-  SynchronizeCurrentStream(whole);
   ShardRequest request;
   request.key = key;
   request.version = version;
@@ -233,8 +233,9 @@ CommFuture TcpShardServer::Pull(int64_t key, int64_t version, at::Tensor whole,
   if (!made.ok()) return DoneFuture(made.status());
   PullPtr pull = *std::move(made);
   // Here, so that it keeps nobody waiting; if it cannot be, over there.
-  const absl::StatusOr<at::Tensor> own = Find(request);
-  if (own.ok() && own->defined() && CopyOwn(*pull, *own).ok()) {
+  const absl::StatusOr<Offered> own = Find(request);
+  if (own.ok() && own->shard.defined() && own->shard.is_cpu() &&
+      CopyOwn(*pull, own->shard).ok()) {
     pull->missing[rank_] = false;
     --pull->num_missing;
   }

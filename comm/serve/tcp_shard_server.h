@@ -6,6 +6,10 @@
 //   "tessera-watch"   looks now and then whether to give up (ShardWatch)
 //
 // Only "tessera-shards" ends pulls, so it alone writes to their memory.
+//
+// Tensors of a device go through host memory, on a stream of "tessera-shards",
+// whose place among the callers' streams StreamPoints keep. That thread waits
+// for the device where it reads a shard; the callers' threads never do.
 #ifndef COMM_SERVE_TCP_SHARD_SERVER_H_
 #define COMM_SERVE_TCP_SHARD_SERVER_H_
 
@@ -26,6 +30,8 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/stream/stream_point.h"
+#include "c10/core/Stream.h"
 #include "comm/comm_thread.h"
 #include "comm/group_options.h"
 #include "comm/record/comm_log.h"
@@ -68,14 +74,21 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   void SetVersion(int64_t version) override;
   CommFuture Pull(int64_t key, int64_t version, at::Tensor whole,
                   CommTag tag) override;
+  void OrderAfterReads() override;
   CommFuture Retire() override;
 
  private:
+  struct Offered {
+    at::Tensor shard;
+    StreamPoint written;
+  };
   // One that is under way.
   struct PullState {
     ShardRequest request;
     at::Tensor whole;
     at::Tensor host;  // what is received into; `whole` itself if on the host
+    StreamPoint allocated;              // of `whole`
+    std::optional<c10::Stream> caller;  // and its stream
     CollectiveRecord record;
     std::vector<bool> missing;  // by rank
     int num_missing = 0;
@@ -101,11 +114,11 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   absl::StatusOr<PullPtr> MakePull(const ShardRequest& request,
                                    const at::Tensor& whole,
                                    const CommTag& tag) const;
-  // Copies this rank's own part.
-  absl::Status CopyOwn(PullState& pull, const at::Tensor& shard) const;
+  // Copies this rank's own part, which is in host memory.
+  absl::Status CopyOwn(PullState& pull, const at::Tensor& host) const;
   void Wake() const;
   // What `request` asks for, of what is offered here; undefined: not yet.
-  absl::StatusOr<at::Tensor> Find(const ShardRequest& request);
+  absl::StatusOr<Offered> Find(const ShardRequest& request);
 
   // ---- on tessera-shards ----
   void Run();
@@ -116,6 +129,8 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   // What callers brought. False: stop.
   bool TakeNews();
   void Serve(int peer, const ShardRequest& request);
+  // Returns the shard in host memory.
+  absl::StatusOr<at::Tensor> ReadShard(const Offered& offered);
   char* PlaceFor(int peer, const ShardAnswer& answer) override;
   void Answered(int peer, int64_t ticket, const absl::Status& error) override;
   void CloseAsking(int peer);
@@ -123,7 +138,7 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   bool AnyMayAsk() const;
   void EndRetirement();
   PullState* FindPull(int64_t ticket);
-  void End(PullPtr pull, const absl::Status& status);
+  void End(PullPtr pull, CommThread::End end);
   // Ends all pulls.
   void EndAll(const absl::Status& status);
   // And makes the group failed.
@@ -146,7 +161,8 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   int64_t look_ = 0;  // of Watchdog::Add; 0: not there
 
   absl::Mutex mutex_;
-  std::map<int64_t, at::Tensor> offers_ ABSL_GUARDED_BY(mutex_);
+  std::map<int64_t, Offered> offers_ ABSL_GUARDED_BY(mutex_);
+  StreamPoint read_ ABSL_GUARDED_BY(mutex_);  // the last of a shard
   int64_t version_ ABSL_GUARDED_BY(mutex_) = -1;
   std::map<int64_t, PullPtr> pulls_ ABSL_GUARDED_BY(mutex_);  // by ticket
   int64_t tickets_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -4,6 +4,10 @@
 // to the caller, and only that thread knows that no bytes are being received
 // into it just now. So the watching thread leaves its verdict and wakes it.
 //
+// Why shards of a device are read here and now, which waits for the device: the
+// answer is bytes of host memory. What the device has been given ends without
+// this thread: collectives are given to it by the communication threads alone.
+//
 // Why a failed pull fails the whole group: its rank cannot go on, and the
 // others will wait for it in some collective; they are to be told the cause
 // now.
@@ -21,6 +25,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "c10/core/GradMode.h"
+#include "comm/group/comm_stream.h"
 #include "comm/serve/tcp_shard_server.h"
 
 namespace tessera {
@@ -140,12 +145,15 @@ bool TcpShardServer::TakeNews() {
 }
 
 void TcpShardServer::Serve(int peer, const ShardRequest& request) {
-  absl::StatusOr<at::Tensor> shard = Find(request);
-  if (shard.ok() && !shard->defined()) {
+  const absl::StatusOr<Offered> offered = Find(request);
+  if (offered.ok() && !offered->shard.defined()) {
     early_.push_back({peer, request});
     if (peer != rank_) ++peers_[peer]->num_early;
     return;
   }
+  absl::StatusOr<at::Tensor> shard =
+      offered.ok() ? ReadShard(*offered)
+                   : absl::StatusOr<at::Tensor>(offered.status());
   if (peer == rank_) {
     PullState* const pull = FindPull(request.ticket);
     if (pull == nullptr) return;
@@ -153,14 +161,22 @@ void TcpShardServer::Serve(int peer, const ShardRequest& request) {
              shard.ok() ? CopyOwn(*pull, *shard) : shard.status());
     return;
   }
-  if (shard.ok() && !shard->is_cpu()) {
-    shard = CatchTorch("shard", [&] { return shard->cpu(); });
-  }
   if (shard.ok()) {
     peers_[peer]->serving.Answer(request.ticket, *std::move(shard));
   } else {
     peers_[peer]->serving.Refuse(request.ticket, shard.status());
   }
+}
+
+absl::StatusOr<at::Tensor> TcpShardServer::ReadShard(const Offered& offered) {
+  if (offered.shard.is_cpu()) return offered.shard;
+  return CatchTorch("shard", [&] {
+    const OnCommStream scope(offered.shard.device(), offered.written);
+    at::Tensor host = offered.shard.cpu();
+    absl::MutexLock lock(&mutex_);
+    read_ = scope.Now();
+    return host;
+  });
 }
 
 TcpShardServer::PullState* TcpShardServer::FindPull(int64_t ticket) {
@@ -210,12 +226,19 @@ void TcpShardServer::Answered(int peer, int64_t ticket,
     }
   }
   if (!error.ok()) return Fail(Annotate(error, name));
-  absl::Status copied;
+  CommThread::End end;
   if (!done->host.is_same(done->whole)) {
-    copied =
-        CatchTorch(done->record.what, [&] { done->whole.copy_(done->host); });
+    end.status = CatchTorch(done->record.what, [&] {
+      const OnCommStream scope(done->whole.device(), done->allocated);
+      done->whole.copy_(done->host, /*non_blocking=*/true);
+      end.result = scope.Now();
+    });
+    end.held = std::make_shared<std::pair<at::Tensor, at::Tensor>>(done->whole,
+                                                                   done->host);
+    end.caller = done->caller;
   }
-  End(std::move(done), copied);
+  const absl::Status copied = end.status;
+  End(std::move(done), std::move(end));
   if (!copied.ok()) Fail(copied);
 }
 
@@ -249,15 +272,15 @@ void TcpShardServer::EndRetirement() {
   if (retirement != nullptr) EndFuture(*retirement, absl::OkStatus());
 }
 
-void TcpShardServer::End(PullPtr pull, const absl::Status& status) {
+void TcpShardServer::End(PullPtr pull, CommThread::End end) {
   CollectiveRecord& record = pull->record;
-  record.status = status;
+  record.status = end.status;
   record.left = MonotonicNow();
-  group_.records->Leave(record.ticket, status);
+  group_.records->Leave(record.ticket, end.status);
   group_.costs->Add(record);
   const std::shared_ptr<CommFuture::State> future = std::move(pull->future);
   pull = nullptr;  // frees the tensors before anybody is told
-  EndFuture(*future, status);
+  EndFuture(*future, std::move(end));
 }
 
 void TcpShardServer::EndAll(const absl::Status& status) {

@@ -107,6 +107,7 @@ absl::Status ExclusiveScope::Enter(absl::Status mine, FlatParameter* flat) {
     }
     TESSERA_RETURN_IF_ERROR(guard_->comm()->AgreeOk(mine, where_));
   }
+  if (guard_->served() != nullptr) guard_->served()->BeginUpdate();
   open_ = true;
   return absl::OkStatus();
 }

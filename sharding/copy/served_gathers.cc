@@ -19,6 +19,11 @@ void ServedGathers::Offer(int64_t key, at::Tensor shard) {
   if (server_ != nullptr) server_->Offer(key, std::move(shard));
 }
 
+void ServedGathers::BeginUpdate() {
+  absl::MutexLock lock(&mutex_);
+  if (server_ != nullptr) server_->OrderAfterReads();
+}
+
 void ServedGathers::EndUpdate() {
   absl::MutexLock lock(&mutex_);
   if (server_ != nullptr) server_->SetVersion(++version_);

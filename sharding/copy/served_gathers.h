@@ -33,6 +33,9 @@ class ServedGathers : public std::enable_shared_from_this<ServedGathers> {
   // Offers this rank's shard of a flat. `key` means the same flat on all ranks;
   // `shard` is valid until Keep. LOCAL.
   void Offer(int64_t key, at::Tensor shard);
+  // All ranks have entered the update: orders what the current stream changes
+  // from here on after the reads of it. LOCAL.
+  void BeginUpdate();
   // Publishes this rank's shards with their new values. LOCAL; call it once per
   // update on every rank, the first time before any Pull.
   void EndUpdate();

@@ -318,6 +318,14 @@ INSTANTIATE_TEST_SUITE_P(All, DevicePathsTest,
                            return info.param == "1" ? "AtOnce" : "Workers";
                          });
 
+TEST_P(DevicePathsTest, ServedGathersHaveTheBits) {
+  spec_.served = "on";
+  for (const int world_size : {2, 3}) {
+    spec_.dtype = Runs(world_size) ? "fp32" : "bf16";
+    ExpectEqualsOracle(spec_, world_size);
+  }
+}
+
 // The first ranks to part are in gathers of one size.
 TEST_P(DevicePathsTest, CollectiveGathersEndWithAnErrorThatNamesBoth) {
   spec_.served = "off";

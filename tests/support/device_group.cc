@@ -18,6 +18,7 @@
 #include "comm/cuda_ipc/slot_backend.h"
 #include "comm/group/group_communicator.h"
 #include "comm/group/self_communicator.h"
+#include "comm/serve/tcp_shard_server.h"
 #include "comm/shared_memory.h"
 #include "testing/device/test_device.h"
 
@@ -169,6 +170,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeDeviceGroup(
     };
   }
   GroupMakers makers;
+  makers.shard_server = MakeTcpShardServer;
   makers.subgroup = [host, device = options.device](const Subgroup& s) {
     return MakeSubgroup(host, device, s);
   };

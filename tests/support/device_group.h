@@ -25,9 +25,9 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeDeviceBackend(
     Communicator* host, c10::Device device, Meeting meet);
 
 // Returns a group of the same ranks as `comm`, whose tensors are on `device` or
-// the CPU; it can be split. Returns `comm` itself if it has one rank.
-// COLLECTIVE. Returns the same group for the same `comm` and device; it lives
-// as long as the process.
+// the CPU; it can be split, and serve shards. Returns `comm` itself if it has
+// one rank. COLLECTIVE. Returns the same group for the same `comm` and device;
+// it lives as long as the process.
 absl::StatusOr<std::shared_ptr<Communicator>> DeviceGroup(
     const std::shared_ptr<Communicator>& comm, c10::Device device);
 
