@@ -76,9 +76,7 @@ class SliceStep {
       options_.host->made = slice.end == flat_.owned().numel();
     }
     if (skip_ || !options_.on_device.defined()) return absl::OkStatus();
-    const c10::StreamGuard guard(SideStream(flat_.device()));
-    const Place& from = has_working_ ? working_ : masters_;
-    return from.buffer->CopyTo(slice, Slice(options_.on_device, slice));
+    return Send(slice.end);
   }
 
   StreamPoint End() const {
@@ -88,6 +86,18 @@ class SliceStep {
   }
 
  private:
+  // Sends the new values before `end` that are not sent yet to the device, once
+  // they are enough. Each copy costs several calls of the driver, and a small
+  // one does not use the whole bus.
+  absl::Status Send(int64_t end) {
+    const bool all = end == flat_.owned().numel();
+    if (!all && end - sent_ < kLeastUploadNumel) return absl::OkStatus();
+    const Range piece{std::exchange(sent_, end), end};
+    const c10::StreamGuard guard(SideStream(flat_.device()));
+    const Place& from = has_working_ ? working_ : masters_;
+    return from.buffer->CopyTo(piece, Slice(options_.on_device, piece));
+  }
+
   // For a unit on a device, a shard in the device's memory is written by copies
   // from the host.
   TieredBuffer* WorkingBuffer() {
@@ -213,6 +223,7 @@ class SliceStep {
   bool skip_ = false;
   bool taken_ = false;  // the early step's values
   bool has_working_ = false;
+  int64_t sent_ = 0;  // elements of the working copy that the device has got
   std::vector<Place> moments_;
   Place masters_, working_, gradient_;
   std::vector<StreamedUpdate::State> streamed_;

@@ -7,8 +7,8 @@
 //               stream (offload/update_stream.h): what lies on a disk comes
 //               with each slice, the rest is used where it lies. For a unit on
 //               a device the processor computes, with the bits of the device's
-//               kernels, and each slice of the working copy goes to the device
-//               while the next one is computed.
+//               kernels, and the working copy goes to the device piece by piece
+//               while the next slices are computed.
 //
 // A step by StepSlices may be early (speculative): it is made while a backward
 // goes on, with an assumed factor (optim/early_steps.h). It leaves the gradient
@@ -21,6 +21,7 @@
 #define OPTIM_APPLY_STEP_H_
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -70,6 +71,10 @@ struct EarlyHost {
   // Counts the early steps that turn out to be right.
   std::atomic<int64_t>* taken = nullptr;
 };
+
+// New values go to the device in pieces of at least so many elements; only the
+// last piece of a unit may be smaller.
+inline constexpr int64_t kLeastUploadNumel = 8 << 20;
 
 struct SliceStepOptions {
   // The step is for UpdateStream::PushEarly. REQUIRES: offloaded states that

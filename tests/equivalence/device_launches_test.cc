@@ -1,6 +1,7 @@
 // How many tasks an engine gives to a device in a step beyond those of the
 // forward and backward themselves, on a device without hardware. On a GPU each
 // is a launch: some 5 us of the host, which hold up a device that is faster.
+// And which copies between the two it gives to which stream.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -14,7 +15,9 @@
 #include "base/status_matchers.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "optim/apply_step.h"
 #include "testing/device/test_device.h"
 #include "tests/equivalence/device_run.h"
 #include "tests/support/at_start.h"
@@ -126,6 +129,53 @@ TEST(DeviceLaunchesTest, AStepHasFewOfItsOwn) {
         RankPool::Get(1)->Run("TasksOfAStep", absl::StrCat(stage))[0];
     TESSERA_ASSERT_OK(answer.status());
     EXPECT_LE(std::stoi(*answer), 3 * kLayers + 10) << stage << "\n" << *answer;
+  }
+}
+
+constexpr char kToDevice[] = "aten::copy_ to the device";
+
+// args: a Way. Returns how many copies to the device a step of one unit has,
+// which is a little larger than the least that is sent.
+TESSERA_RANK_FUNCTION(CopiesToTheDevice) {
+  constexpr int64_t kSide = 3072;
+  static_assert(kSide * kSide > kLeastUploadNumel &&
+                kSide * kSide < 2 * kLeastUploadNumel);
+  const Way way = WayOf(args);
+  EngineOptions options;
+  options.device = testdevice::TestDevice(1);
+  TESSERA_ASSIGN_OR_RETURN(options.communicator, GroupOf(way, world));
+  RegisterTestDeviceKernels();
+  testdevice::SetMode(testdevice::Mode::kAtOnce);
+  torch::nn::Linear net(
+      torch::nn::LinearOptions(kSide, kSide).bias(/*bias=*/false));
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           Engine::Create(net.ptr(), ConfigOf(way), options));
+  const at::Tensor x = torch::ones(
+      {1, kSide},
+      at::TensorOptions(net->weight.scalar_type()).device(*options.device));
+  int64_t before = 0;
+  for (int step = 0; step < 2; ++step) {
+    before = testdevice::CountLaunches(kToDevice);
+    TESSERA_RETURN_IF_ERROR(
+        engine->Backward(net->forward(x).to(at::kFloat).square().mean()));
+    TESSERA_RETURN_IF_ERROR(engine->Step());
+  }
+  net->forward(x);  // in which the step is over
+  const int64_t copies = testdevice::CountLaunches(kToDevice) - before;
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return absl::StrCat(copies);
+}
+
+// The first piece leaves before all of the unit has been stepped.
+TEST(DeviceLaunchesTest, NewValuesComeFromTheHostInLargePieces) {
+  for (const int fp16 : {kFp32, kBf16}) {
+    Way way;
+    way.stage = 1;
+    way.fp16 = fp16;
+    way.offload = 1;
+    EXPECT_THAT(RankPool::Get(1)->Run("CopiesToTheDevice", TextOf(way)),
+                ::testing::Each(IsOkAndHolds("2")))
+        << TextOf(way);
   }
 }
 
