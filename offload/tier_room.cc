@@ -6,8 +6,10 @@
 #include "base/check.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
+#include "base/stream/side_stream.h"
 #include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
+#include "c10/core/StreamGuard.h"
 
 namespace tessera {
 
@@ -114,6 +116,16 @@ absl::Status TierRoom::CopyFrom(Range range, const at::Tensor& from) {
   return WriteBytes(state_->format.BytesOf(range.begin),
                     state_->format.BytesOf(range.numel()),
                     here.const_data_ptr());
+}
+
+absl::Status TierRoom::StartCopyFrom(Range range, const at::Tensor& from) {
+  TESSERA_CHECK(on_host()) << state_->what;
+  return CatchTorch(state_->what, [&] {
+    const StreamPoint made = StreamPoint::Now(state_->device);
+    const c10::StreamGuard guard(HostBoundStream(state_->device));
+    made.Order();
+    return CopyFrom(range, from);
+  });
 }
 
 absl::Status TierRoom::ReadBytes(int64_t begin, int64_t bytes, char* to) const {

@@ -7,9 +7,9 @@
 //           small buffers (offload/update_stream.h)
 //
 // On a disk, elements that nobody has written are zeros, and cost no write.
-// Copies between a device and the host are ASYNC, on the current stream, and
-// are ordered whatever their streams; copies between a device and a disk block,
-// and take as much of the host's memory.
+// Copies between a device and the host are ASYNC, on the current stream (except
+// StartCopyFrom), and are ordered whatever their streams; copies between a
+// device and a disk block, and take as much of the host's memory.
 //
 // Errors are those of the swap file, ResourceExhausted where memory or room on
 // the disk is refused.
@@ -99,6 +99,12 @@ class TierRoom {
   // CopyFrom requires what WriteBytes does.
   absl::Status CopyTo(Range range, const at::Tensor& to) const;
   absl::Status CopyFrom(Range range, const at::Tensor& from);
+  // As CopyFrom, to the host, on a stream of its own that comes after what the
+  // current stream has been given: kernels go on meanwhile. `from` must be
+  // changed or freed only after filled(). ASYNC. REQUIRES: on the host.
+  absl::Status StartCopyFrom(Range range, const at::Tensor& from);
+  // Returns the point at which the device has written the elements on the host.
+  const StreamPoint& filled() const { return filled_; }
   // Copies bytes [begin, begin + bytes) to `to`. Blocking.
   absl::Status ReadBytes(int64_t begin, int64_t bytes, char* to) const;
   // Writes bytes to the disk. REQUIRES: on a disk; `begin` is a multiple of

@@ -61,11 +61,13 @@ TieredBuffer& TieredBuffer::operator=(TieredBuffer&& other) noexcept {
   room_ = std::move(other.room_);
   next_ = std::move(other.next_);
   storing_ = std::exchange(other.storing_, SwapFuture());
+  leaves_ = std::exchange(other.leaves_, false);
   memory_ = std::move(other.memory_);
   return *this;
 }
 
 void TieredBuffer::Reset() {
+  if (on_host()) (void)FinishStore();  // it is read until then
   (void)std::exchange(storing_, SwapFuture()).Wait();
   next_.Reset();
   room_.Reset();
@@ -118,7 +120,12 @@ absl::Status TieredBuffer::StartStore(FlatBuffer memory) {
   TESSERA_CHECK(elsewhere() && !in_memory() &&
                 memory.numel() == state_->TensorNumel())
       << what();
-  if (on_host()) return CopyFrom({0, numel()}, memory.View());
+  if (on_host()) {
+    TESSERA_RETURN_IF_ERROR(room_.StartCopyFrom({0, numel()}, memory.View()));
+    leaves_ = true;
+    memory_ = std::move(memory);
+    return absl::OkStatus();
+  }
   TESSERA_CHECK(state_->device.is_cpu()) << what();
   memory_ = std::move(memory);
   storing_ =
@@ -127,7 +134,13 @@ absl::Status TieredBuffer::StartStore(FlatBuffer memory) {
 }
 
 absl::Status TieredBuffer::FinishStore() {
-  if (on_host()) return absl::OkStatus();
+  if (on_host()) {
+    if (!std::exchange(leaves_, false)) return absl::OkStatus();
+    const absl::Status ordered =
+        CatchTorch(what(), [&] { room_.filled().Order(); });
+    memory_.Reset();
+    return ordered;
+  }
   const absl::Status stored = std::exchange(storing_, SwapFuture()).Wait();
   if (stored.ok()) room_.SetWritten();
   memory_.Reset();

@@ -95,8 +95,10 @@ class TieredBuffer {
   absl::Status Lower(bool changed);
   // Calls Lower where nothing has changed.
   void Drop();
-  // Starts to store `memory`, which looks as View, as the buffer's values; with
-  // a disk it stays in memory until FinishStore, which waits. REQUIRES:
+  // Starts to store `memory`, which looks as View, as the buffer's values. It
+  // stays in memory until FinishStore. Of a device it goes to the host on a
+  // stream of its own (TierRoom::StartCopyFrom), and the current stream of
+  // FinishStore comes after that; with a disk FinishStore waits. REQUIRES:
   // elsewhere, and not in memory; for a device, on the host.
   absl::Status StartStore(FlatBuffer memory);
   absl::Status FinishStore();
@@ -142,6 +144,7 @@ class TieredBuffer {
   std::shared_ptr<const TieredState> state_;  // null: undefined
   TierRoom room_, next_;
   SwapFuture storing_;
+  bool leaves_ = false;  // a device's: to the host, between the calls
   FlatBuffer memory_;
 };
 

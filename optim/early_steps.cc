@@ -46,13 +46,13 @@ bool AnyOnDisk(const FlatParameter& flat, const FlatGradient& gradient) {
                      [](const TieredBuffer* b) { return b->on_disk(); });
 }
 
-// Copies the gradient of a unit on a device to the states' kGradient. ASYNC.
-// Errors are TieredBuffer::CopyFrom's.
+// Starts to copy the gradient of a unit on a device to the states' kGradient.
+// ASYNC. Errors are TierRoom's.
 absl::Status BringGradient(FlatParameter* flat, FlatGradient* gradient) {
   if (gradient->elsewhere() != nullptr) return absl::OkStatus();
   TieredBuffer& copy = flat->states().At(ShardStates::kGradient);
   TESSERA_CHECK(copy.defined()) << flat->name();
-  return copy.CopyFrom({0, copy.numel()}, gradient->coming());
+  return gradient->StartCopyTo(&copy);
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ class EarlySteps {
   // turns out to be right. Takes its gradient, unless the unit is on a device
   // and each rank has all of it. Returns when its new values can be read;
   // nullopt: they are to be made at once (StepHere). `factor`: one for all
-  // units of a step. LOCAL, ASYNC. Errors are TieredBuffer::CopyFrom's.
+  // units of a step. LOCAL, ASYNC. Errors are TierRoom's.
   absl::StatusOr<std::optional<CommFuture>> Step(size_t unit,
                                                  const UnitStep& step,
                                                  const GradientFactor& factor,

@@ -1,5 +1,6 @@
-// What is sent, summed and kept of a flat parameter's gradient; its arrival is
-// in flat_gradient_arrivals.cc.
+// What is sent, summed and kept of a flat parameter's gradient. Its arrival is
+// in flat_gradient_arrivals.cc, its way off the device in
+// flat_gradient_elsewhere.cc.
 //
 // Why sums wait for Commit: until the agreement at the end of backward no rank
 // knows whether all have succeeded, and a micro-batch that failed anywhere must
@@ -17,7 +18,6 @@
 #include "base/status.h"
 #include "base/stream/stream_uses.h"
 #include "base/torch/divide.h"
-#include "offload/update_stream.h"
 #include "sharding/flat/whole_values.h"
 
 namespace tessera {
@@ -88,6 +88,7 @@ bool FlatGradient::reduces_in_place() const {
 // gradient so far, that moves out first; where it is of another dtype, what has
 // arrived is converted.
 absl::Status FlatGradient::EnsureLocal(at::ScalarType dtype) {
+  OrderAfterCopy();
   if (in_place_) TESSERA_RETURN_IF_ERROR(MoveOut());
   if (local_.defined() && local_.dtype() == dtype) return absl::OkStatus();
   const bool holds = local_.defined() && AnyArrived();
@@ -239,37 +240,6 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
   }
   DropOutgoing();
   return absl::OkStatus();
-}
-
-// An update that was begun early may be reading the step's gradient, which is
-// about to be another: it does not count then.
-absl::Status FlatGradient::AwaitReaders() {
-  const auto& stream = flat_->options().stream;
-  const bool read = stream != nullptr &&
-                    (flat_->device().is_cpu() || flat_->updated_on_host());
-  return read && has_step_gradient() ? stream->Drain() : absl::OkStatus();
-}
-
-// To where it is to be, if that is elsewhere: the last step may still be
-// reading the one of before.
-absl::Status FlatGradient::StartStore() {
-  const FlatParameterOptions& options = flat_->options();
-  if (options.gradients_tier == Tier::kMemory || !reduced_.defined()) {
-    return absl::OkStatus();
-  }
-  TESSERA_RETURN_IF_ERROR(flat_->states().updated().Wait());
-  if (!stored().defined()) {
-    TESSERA_RETURN_IF_ERROR(
-        flat_->states().Add(ShardStates::kGradient, flat_->gradient_dtype(),
-                            options.PlaceOf(options.gradients_tier)));
-  }
-  TESSERA_RETURN_IF_ERROR(stored().StartStore(std::move(reduced_)));
-  is_stored_ = true;
-  return absl::OkStatus();
-}
-
-absl::Status FlatGradient::FinishStore() {
-  return is_stored_ ? stored().FinishStore() : absl::OkStatus();
 }
 
 absl::StatusOr<Raised> FlatGradient::Raise() const {

@@ -46,6 +46,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/layout/flat_buffer.h"
+#include "base/stream/stream_point.h"
 #include "offload/tiered_buffer.h"
 #include "sharding/flat/flat_parameter.h"
 
@@ -57,6 +58,7 @@ class FlatGradient {
   // gradient; identical on all ranks.
   FlatGradient(std::shared_ptr<FlatParameter> flat,
                const std::vector<bool>& expected);
+  ~FlatGradient();
 
   // What to do with a gradient that arrives.
   enum class Arrival : uint8_t {
@@ -162,12 +164,17 @@ class FlatGradient {
   bool used_up() const;
   // Returns has_gradient() without what was used up.
   std::vector<bool> left() const;
+  // Starts to copy coming() to `host`, which is on the host, of this unit, on a
+  // stream of its own (TierRoom::StartCopyFrom). What next changes or frees the
+  // gradient comes after that. LOCAL, ASYNC. REQUIRES: elsewhere() is null.
+  absl::Status StartCopyTo(TieredBuffer* host);
   // Returns where the step's gradient lies if it is offloaded; else null.
   TieredBuffer* elsewhere() const { return is_stored_ ? &stored() : nullptr; }
   // Whether there is a step's gradient, to which sums are added; else they
   // become it.
   bool accumulating() const;
-  // Waits until what TakeSums offloads is written, and frees its memory. LOCAL.
+  // Waits until what TakeSums offloads is written, and frees its memory; on a
+  // device the current stream waits. LOCAL.
   absl::Status FinishStore();
   // Returns the whole gradient of a parameter, in its shape and the master
   // dtype; undefined without one. COLLECTIVE.
@@ -238,6 +245,9 @@ class FlatGradient {
               const at::Tensor& mean) const;
   absl::Status StartStore();
   absl::Status AwaitReaders();
+  // Makes the current stream wait for what StartCopyTo has started. Throws
+  // c10::Error.
+  void OrderAfterCopy();
   TieredBuffer& stored() const {
     return flat_->states().At(ShardStates::kGradient);
   }
@@ -261,6 +271,7 @@ class FlatGradient {
   bool is_stored_ = false;  // the step's gradient is in stored()
   // The step's gradient is the owned range of local_ itself.
   bool in_place_ = false;
+  StreamPoint copied_;  // of StartCopyTo
 };
 
 }  // namespace tessera

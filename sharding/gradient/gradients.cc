@@ -210,7 +210,7 @@ absl::Status Gradients::FinishStoring() {
 
 // Calls MicroBatch::reduced for the flats of storing_ whose sums become the
 // step's gradient without further work: those in memory, or with `stored` those
-// on a disk.
+// that are elsewhere.
 absl::Status Gradients::TellReduced(bool stored) {
   if (!runs() || failed_ || running().reduced == nullptr) {
     return absl::OkStatus();

@@ -235,7 +235,7 @@ class Gradients {
   std::atomic<const MicroBatch*> running_ = nullptr;  // null: not within Run
   size_t cursor_ = 0;                                 // buckets launched
   std::unique_ptr<Reduction> in_flight_;              // null: none
-  std::vector<FlatGradient*> storing_;   // to a disk, while the next is reduced
+  std::vector<FlatGradient*> storing_;   // elsewhere, while the next is reduced
   bool half_ = false;                    // gradients may be float16 somewhere
   WeightMeasure measure_;                // since Zero
   Weights weights_ = Weights::kUnknown;  // as the last agreement had them

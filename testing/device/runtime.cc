@@ -125,7 +125,7 @@ void Runtime::Launch(c10::Stream stream, const std::string& what,
                      const OrderChecker::Describe& describe,
                      std::function<void()> work) {
   checker_.Launch(NumberOf(stream), what, accesses, describe);
-  CountLaunch(what);
+  CountLaunch(what, stream);
   if (const auto worker = WorkerOf(stream)) {
     worker->Push(std::move(work));
   } else {
@@ -307,14 +307,23 @@ std::vector<HostWaited> Runtime::host_waits() const {
   return all;
 }
 
-void Runtime::CountLaunch(const std::string& what) {
+void Runtime::CountLaunch(const std::string& what, c10::Stream stream) {
   absl::MutexLock lock(&mutex_);
-  ++launches_[what];
+  ++launches_[{what, NumberOf(stream)}];
 }
 
 std::map<std::string, int64_t> Runtime::launch_counts() const {
   absl::MutexLock lock(&mutex_);
-  return launches_;
+  std::map<std::string, int64_t> counts;
+  for (const auto& [key, times] : launches_) counts[key.first] += times;
+  return counts;
+}
+
+int64_t Runtime::CountLaunches(const std::string& what,
+                               c10::Stream stream) const {
+  absl::MutexLock lock(&mutex_);
+  const auto at = launches_.find({what, NumberOf(stream)});
+  return at == launches_.end() ? 0 : at->second;
 }
 
 void Runtime::ResetHostWaits() {

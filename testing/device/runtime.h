@@ -87,12 +87,13 @@ class Runtime {
   std::vector<HostWaited> host_waits() const;
   void ResetHostWaits();
   std::map<std::string, int64_t> launch_counts() const;
+  int64_t CountLaunches(const std::string& what, c10::Stream stream) const;
 
  private:
   explicit Runtime(int devices);
   std::shared_ptr<Worker> WorkerOf(c10::Stream stream);
   void Count(const std::string& what);
-  void CountLaunch(const std::string& what);
+  void CountLaunch(const std::string& what, c10::Stream stream);
   void Poison(c10::Stream stream, uintptr_t begin, int64_t bytes);
   c10::Stream StreamNumbered(int number) const;
   // Returns freed blocks to the arena once their streams are done with them.
@@ -116,7 +117,9 @@ class Runtime {
   // The keys are what was waited for, and the thread.
   std::map<std::pair<std::string, std::string>, int64_t> host_waits_
       ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, int64_t> launches_ ABSL_GUARDED_BY(mutex_);
+  // The keys are what was launched, and the stream's number.
+  std::map<std::pair<std::string, int>, int64_t> launches_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace testdevice

@@ -77,6 +77,10 @@ std::map<std::string, int64_t> LaunchCounts() {
 
 int64_t CountLaunches(const std::string& what) { return LaunchCounts()[what]; }
 
+int64_t CountLaunches(const std::string& what, c10::Stream stream) {
+  return Runtime::Get().CountLaunches(what, stream);
+}
+
 void ResetHostWaits() { Runtime::Get().ResetHostWaits(); }
 
 void SetMemoryLimit(int device, int64_t bytes) {

@@ -102,8 +102,9 @@ void ResetHostWaits();
 // How many tasks streams were given since the process began: by the operators
 // of torch ("aten::add.Tensor"), and by Launch.
 std::map<std::string, int64_t> LaunchCounts();
-// Returns those of `what`.
+// Returns those of `what`, of all streams or of one.
 int64_t CountLaunches(const std::string& what);
+int64_t CountLaunches(const std::string& what, c10::Stream stream);
 
 // Refuses memory beyond `bytes` with c10::OutOfMemoryError.
 void SetMemoryLimit(int device, int64_t bytes);

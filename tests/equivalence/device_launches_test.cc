@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
@@ -132,7 +133,48 @@ TEST(DeviceLaunchesTest, AStepHasFewOfItsOwn) {
   }
 }
 
+constexpr char kToHost[] = "aten::copy_ to the host";
 constexpr char kToDevice[] = "aten::copy_ to the device";
+
+// args: a Way. Returns how many copies to the host the third step gives to the
+// stream of its kernels, and to others.
+TESSERA_RANK_FUNCTION(CopiesToTheHost) {
+  TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
+  const at::Device device = run.x.device();
+  const c10::Stream kernels =
+      c10::impl::VirtualGuardImpl(device.type()).getDefaultStream(device);
+  int64_t all = 0, own = 0;
+  for (int step = 0; step < 3; ++step) {
+    all = testdevice::CountLaunches(kToHost);
+    own = testdevice::CountLaunches(kToHost, kernels);
+    TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  }
+  all = testdevice::CountLaunches(kToHost) - all;
+  own = testdevice::CountLaunches(kToHost, kernels) - own;
+  TESSERA_RETURN_IF_ERROR(run.Finish().status());
+  return absl::StrCat(own, " ", all - own);
+}
+
+// Kernels of the backward would wait for them. The net is two units, and the
+// stream of kernels has the copy that tells the host the step's outcome.
+TEST(DeviceLaunchesTest, GradientsLeaveOnAStreamOfTheirOwn) {
+  for (const int world_size : {1, 2}) {
+    for (const int stage : {1, 2, 3}) {
+      Way way;
+      way.stage = stage;
+      RankPool* const pool = RankPool::Get(world_size);
+      EXPECT_THAT(pool->Run("CopiesToTheHost", TextOf(way)),
+                  ::testing::Each(IsOkAndHolds("1 0")))
+          << world_size << ": " << TextOf(way);
+      for (const int offload : {1, stage == 3 ? 2 : 1}) {
+        way.offload = offload;
+        EXPECT_THAT(pool->Run("CopiesToTheHost", TextOf(way)),
+                    ::testing::Each(IsOkAndHolds("1 2")))
+            << world_size << ": " << TextOf(way);
+      }
+    }
+  }
+}
 
 // args: a Way. Returns how many copies to the device a step of one unit has,
 // which is a little larger than the least that is sent.

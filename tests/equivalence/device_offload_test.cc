@@ -15,7 +15,6 @@
 #include "c10/core/StreamGuard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/world/world.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/device/test_device.h"
 #include "tests/equivalence/device_run.h"
@@ -116,18 +115,6 @@ TESSERA_RANK_FUNCTION(SaveAndLoad) {
   TESSERA_ASSIGN_OR_RETURN(const std::string loaded, AllOf(run.engine.get()));
   TESSERA_RETURN_IF_ERROR(run.Finish().status());
   return loaded == text ? text : absl::StrCat("saved\n", text, "\n", loaded);
-}
-
-// `args` is a way. An engine ends without Close during its last step.
-TESSERA_RANK_FUNCTION(EndsAfterAStep) {
-  TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
-  TESSERA_RETURN_IF_ERROR(run.TrainStep());
-  TESSERA_RETURN_IF_ERROR(run.TrainStep());
-  run.engine = nullptr;
-  testdevice::CheckFreed();
-  testdevice::SetMode(testdevice::Mode::kAtOnce);
-  for (const auto& fault : testdevice::Faults()) return fault.message;
-  return "ended";
 }
 
 // `args` is a way. States move on another stream than what comes after, and no
@@ -322,17 +309,6 @@ TEST(DeviceOffload, StatesOf8BitsAreSavedAsTheyWereAtTheCall) {
         TESSERA_ASSERT_OK(answer);
         EXPECT_FALSE(absl::StartsWith(*answer, "saved")) << text << *answer;
       }
-    }
-  }
-}
-
-TEST(DeviceOffload, AnEngineMayEndWhileItsStepIsBeingMade) {
-  for (const int stage : {2, 3}) {
-    for (const int offload : {1, stage == 3 ? 3 : 2}) {
-      const Way way = WayOf(stage, kBf16, offload);
-      EXPECT_THAT(RankPool::Get(2)->Run("EndsAfterAStep", TextOf(way)),
-                  ::testing::Each(IsOkAndHolds("ended")))
-          << TextOf(way);
     }
   }
 }

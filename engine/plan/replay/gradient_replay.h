@@ -68,7 +68,7 @@ class GradientReplay {
   size_t cursor_ = 0;
   bool reduces_ = true;
   std::vector<size_t> in_flight_;
-  std::vector<size_t> storing_;  // to a disk
+  std::vector<size_t> storing_;  // elsewhere
   int64_t packed_bytes_ = 0;     // of what is in flight
   int64_t reduced_bytes_ = 0, reductions_ = 0;
 };
