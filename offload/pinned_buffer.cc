@@ -14,6 +14,7 @@
 #include "base/memory/ledger.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "offload/pinned_settings.h"
 
 namespace tessera {
 namespace {
@@ -123,6 +124,7 @@ class PinnedChunks {
     const int64_t growth =
         std::clamp(up(bytes_ / 4 + 1), kLeastChunk, kMostGrowth);
     const int64_t size = std::max(up(bytes), growth);
+    [[maybe_unused]] static const bool set = (SetPinnedSettings(), true);
     Chunk chunk;
     chunk.memory = at::empty(
         {size},
