@@ -25,6 +25,7 @@ absl::Status BroadcastFromRank0(const torch::nn::Module& module,
 
 // Checks that names, sizes and, if asked for, values of all parameters are the
 // same on all ranks; InvalidArgument names the first that differs and the rank.
+// A rank that is alone reads no values.
 // Returns, by NamedParameter::index, whether some rank requires its gradient.
 // COLLECTIVE.
 absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,

@@ -221,5 +221,26 @@ TEST(DeviceLaunchesTest, NewValuesComeFromTheHostInLargePieces) {
   }
 }
 
+// args: a Way. Returns how often Create reads something of the device.
+TESSERA_RANK_FUNCTION(ReadsOfCreate) {
+  const int64_t before = testdevice::CountLaunches(kToHost);
+  TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
+  const int64_t reads = testdevice::CountLaunches(kToHost) - before;
+  TESSERA_RETURN_IF_ERROR(run.Finish().status());
+  return absl::StrCat(reads);
+}
+
+// Several compare their values.
+TEST(DeviceLaunchesTest, OneRankReadsNoValuesInCreate) {
+  for (const int stage : {0, 3}) {
+    Way way;
+    way.stage = stage;
+    EXPECT_THAT(RankPool::Get(1)->Run("ReadsOfCreate", TextOf(way)),
+                ::testing::Each(IsOkAndHolds("0")));
+    EXPECT_THAT(RankPool::Get(2)->Run("ReadsOfCreate", TextOf(way)),
+                ::testing::Each(IsOkAndHolds("4")));
+  }
+}
+
 }  // namespace
 }  // namespace tessera
