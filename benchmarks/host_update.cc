@@ -73,7 +73,7 @@ struct Case {
   bool bf16 = false;
   bool early = false;
 
-  // Of a parameter, in both directions.
+  // Returns the bytes that an element's update moves, read and written.
   double bytes() const { return 4 + 24 + (bf16 ? 2 + 4 : 8); }
 };
 

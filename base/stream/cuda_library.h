@@ -1,6 +1,6 @@
 // Loads libtorch's CUDA library where there is a driver.
 //
-// Programs are not linked to it: it takes each rank half a second of a
+// Programs are not linked to it: it takes each rank a quarter of a second of a
 // processor to load, and is of no use without a GPU. A program that depends on
 // this target has it before main() if CUDA's driver is on the machine: libtorch
 // asks only once which devices have registered themselves.
