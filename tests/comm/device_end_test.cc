@@ -2,7 +2,6 @@
 // and after a failure.
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdio>
 #include <memory>
 #include <stdexcept>
@@ -10,7 +9,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "comm/device/open_backend.h"
@@ -109,16 +109,18 @@ TESSERA_RANK_FUNCTION(DropsAGroup) {
   PrepareDevice("once");
   BackendPtr backend = Make(world);
   const auto calls = backend->calls();
-  const auto goes_on = std::make_shared<std::atomic<bool>>(false);
-  backend->SetAtShutdown([goes_on] {
-    while (!*goes_on) absl::SleepFor(absl::Milliseconds(1));
+  const auto entered = std::make_shared<absl::Notification>();
+  const auto goes_on = std::make_shared<absl::Notification>();
+  backend->SetAtShutdown([entered, goes_on] {
+    entered->Notify();
+    goes_on->WaitForNotification();
   });
   TESSERA_ASSIGN_OR_RETURN(auto comm,
                            ConnectDevices(world, {}, std::move(backend)));
   comm = nullptr;
-  while (calls->shutdowns == 0) absl::SleepFor(absl::Milliseconds(1));
+  entered->WaitForNotification();
   const std::string meanwhile = TextOf(*calls);
-  *goes_on = true;
+  goes_on->Notify();
   CloseOpenBackends();
   return absl::StrCat(meanwhile, ", then ", TextOf(*calls));
 }
