@@ -10,6 +10,12 @@
 // used. The host is ahead of its device, mostly by some units; so the time of a
 // meeting is none of the step's.
 //
+// Why two lanes cannot wait for each other: what a collective waits for on its
+// own device was given there before it, and on other devices it is the same
+// collective, which has been given by the hosts in the same order. A device
+// that lacks room for two at once must start them in the order of the hosts:
+// NCCL does (comm/nccl/nccl_transport.cc).
+//
 // What is left for the device's end: the device itself, the network between
 // devices, and the end of a process in between.
 //
@@ -55,17 +61,18 @@ class DeviceTransport : public Transport {
  public:
   DeviceTransport(const DeviceTransportOptions& options,
                   std::shared_ptr<Transport> host,
-                  c10::intrusive_ptr<c10d::Backend> backend)
+                  c10::intrusive_ptr<c10d::Backend> backend,
+                  c10::intrusive_ptr<c10d::Backend> sums)
       : options_(options),
         host_(std::move(host)),
-        backend_(OpenBackend::Add(
-            {absl::StrCat(options.backend, " of rank ", options.rank, " of ",
-                          options.world_size, " on ", options.device.str()),
-             options.device, options.abort_patience},
-            std::move(backend))),
-        aborted_(std::make_shared<std::atomic<bool>>(false)) {}
-  // Any thread may come here, so nobody waits for the backend's end.
-  ~DeviceTransport() override { backend_->Drop(); }
+        aborted_(std::make_shared<std::atomic<bool>>(false)) {
+    AddLane("", std::move(backend));
+    if (sums != nullptr) AddLane(" for sums", std::move(sums));
+  }
+  // Any thread may come here, so nobody waits for the backends' ends.
+  ~DeviceTransport() override {
+    for (const auto& lane : lanes_) lane->Drop();
+  }
 
   absl::string_view name() const override { return options_.backend; }
   Capabilities capabilities() const override {
@@ -77,7 +84,7 @@ class DeviceTransport : public Transport {
   // Ranks wait for each other on the host, before each collective.
   void Listen(WaitListener listener) override {
     awaited_ = listener.awaited;
-    backend_->Listen(listener.failure);
+    for (const auto& lane : lanes_) lane->Listen(listener.failure);
     host_->Listen(std::move(listener));
   }
   absl::Status Run(const CommCall& call) override;
@@ -85,17 +92,32 @@ class DeviceTransport : public Transport {
     *aborted_ = true;
     host_->Abort();
   }
+  int LaneOf(const CommCall& call) const override {
+    const bool sums = call.op == CollectiveOp::kReduceScatter ||
+                      call.op == CollectiveOp::kAllReduce;
+    return sums ? static_cast<int>(lanes_.size()) - 1 : 0;
+  }
   std::function<absl::Status()> TakeDeviceEnd() override;
   void AbandonDevice(const absl::Status& why) override;
 
  private:
   // What a collective gave to the device.
   struct Given {
-    bool any = false;                 // or a part of it
+    bool any = false;  // or a part of it
+    std::shared_ptr<OpenBackend> lane;
     std::vector<Work> works;          // the backend's
     std::shared_ptr<c10::Event> end;  // of all of it: sums follow the last work
   };
 
+  void AddLane(const std::string& name,
+               c10::intrusive_ptr<c10d::Backend> backend) {
+    lanes_.push_back(OpenBackend::Add(
+        {absl::StrCat(options_.backend, name, " of rank ", options_.rank,
+                      " of ", options_.world_size, " on ",
+                      options_.device.str()),
+         options_.device, options_.abort_patience},
+        std::move(backend)));
+  }
   // Gives to the device what is the collective's there.
   void Give(const CommCall& call);
   // The current stream goes on after `work`.
@@ -113,7 +135,7 @@ class DeviceTransport : public Transport {
 
   const DeviceTransportOptions options_;
   const std::shared_ptr<Transport> host_;
-  const std::shared_ptr<OpenBackend> backend_;
+  std::vector<std::shared_ptr<OpenBackend>> lanes_;
   const std::shared_ptr<std::atomic<bool>> aborted_;
   std::function<void(int)> awaited_;
   Given given_;  // by the collective that runs
@@ -129,7 +151,8 @@ absl::Status DeviceTransport::Run(const CommCall& call) {
                      ", this rank's device, or of the CPU, got one of ",
                      call.device().str()));
   }
-  if (backend_->ending()) {
+  const std::shared_ptr<OpenBackend>& lane = lanes_[LaneOf(call)];
+  if (lane->ending()) {
     return absl::CancelledError(
         absl::StrCat(options_.backend,
                      " is closed: Shutdown was called, or a group of "
@@ -140,6 +163,7 @@ absl::Status DeviceTransport::Run(const CommCall& call) {
   awaited_(-1);
   if (*aborted_) return absl::CancelledError("the group has failed");
   given_.any = true;
+  given_.lane = lane;
   if (options_.on_agreed) options_.on_agreed(call);  // it meets by itself
   Give(call);
   given_.end = std::make_shared<c10::Event>(options_.device.type());
@@ -171,7 +195,7 @@ void DeviceTransport::Follow(Work work) {
 void DeviceTransport::Gather(const at::Tensor& shard, const at::Tensor& whole) {
   at::Tensor input = ElementsOver(shard, 0, shard.numel());
   at::Tensor output = ElementsOver(whole, 0, whole.numel());
-  Follow(backend_->get()->_allgather_base(output, input));
+  Follow(given_.lane->get()->_allgather_base(output, input));
 }
 
 void DeviceTransport::Scatter(const at::Tensor& whole, const at::Tensor& shard,
@@ -179,7 +203,7 @@ void DeviceTransport::Scatter(const at::Tensor& whole, const at::Tensor& shard,
   if (options_.ordered_sum) return ScatterInOrder(whole, shard, divisor);
   at::Tensor input = ElementsOver(whole, 0, whole.numel());
   at::Tensor output = ElementsOver(shard, 0, shard.numel());
-  Follow(backend_->get()->_reduce_scatter_base(output, input));
+  Follow(given_.lane->get()->_reduce_scatter_base(output, input));
   DivideBy(output, divisor);
 }
 
@@ -200,7 +224,7 @@ void DeviceTransport::ScatterInOrder(const at::Tensor& whole,
       sent.push_back(ElementsOver(whole, r * numel + at, n));
       received.push_back(ElementsOver(slices, r * n, n));
     }
-    Follow(backend_->get()->alltoall(received, sent));
+    Follow(given_.lane->get()->alltoall(received, sent));
     ThrowIfError(
         options_.ordered_sum(ElementsOver(slices, 0, options_.world_size * n),
                              divisor, ElementsOver(shard, at, n)));
@@ -224,7 +248,7 @@ void DeviceTransport::Broadcast(const at::Tensor& tensor, int root) {
   std::vector<at::Tensor> tensors{ElementsOver(tensor, 0, tensor.numel())};
   c10d::BroadcastOptions options;
   options.rootRank = root;
-  Follow(backend_->get()->broadcast(tensors, options));
+  Follow(given_.lane->get()->broadcast(tensors, options));
 }
 
 // An empty part is not sent. A backend may have to know how long the others'
@@ -241,7 +265,7 @@ void DeviceTransport::Move(const CommCall& call) {
       if (!part.defined()) part = none;
     }
   }
-  Follow(backend_->get()->alltoall(parts.received, parts.sent));
+  Follow(given_.lane->get()->alltoall(parts.received, parts.sent));
 }
 
 // ---- their ends
@@ -259,7 +283,7 @@ absl::Status DeviceTransport::Await(const Given& given) const {
   absl::Duration pause = kFirstPoll;
   const auto wait_until = [&](const std::function<bool()>& done) {
     while (!done()) {
-      if (*aborted_ || backend_->ending()) {
+      if (*aborted_ || given.lane->ending()) {
         return absl::CancelledError("the wait was aborted");
       }
       absl::SleepFor(pause);
@@ -278,8 +302,7 @@ absl::Status DeviceTransport::Await(const Given& given) const {
 
 void DeviceTransport::AbandonDevice(const absl::Status& why) {
   *aborted_ = true;
-  absl::Status ended = backend_->Abandon();
-  ended.Update(AbandonFailedBackends());  // of this domain
+  const absl::Status ended = AbandonBackends(lanes_);
   if (ended.ok()) return;
   TESSERA_LOG(ERROR) << why.message() << "; " << options_.backend
                      << " cannot be aborted ("
@@ -310,9 +333,10 @@ void AddSlices(const at::Tensor& slices, double divisor,
 
 std::shared_ptr<Transport> MakeDeviceTransport(
     const DeviceTransportOptions& options, std::shared_ptr<Transport> host,
-    c10::intrusive_ptr<c10d::Backend> backend) {
+    c10::intrusive_ptr<c10d::Backend> backend,
+    c10::intrusive_ptr<c10d::Backend> sums) {
   return std::make_shared<DeviceTransport>(options, std::move(host),
-                                           std::move(backend));
+                                           std::move(backend), std::move(sums));
 }
 
 }  // namespace tessera

@@ -5,7 +5,8 @@
 //   communication thread    the ranks agree, over the host's transport, that
 //                           they are in one collective; it is given to the
 //                           device, on a stream, and counts as done
-//   streams                 what reads its result comes after it
+//   streams                 what reads its result comes after it; sums may have
+//                           one of their own, beside gathers
 //   "tessera-device"        watches its end: errors of the device, the end of
 //                           a rank's process, the timeout
 //
@@ -60,10 +61,12 @@ struct DeviceTransportOptions {
 void AddSlices(const at::Tensor& slices, double divisor, const at::Tensor& sum);
 
 // `backend` is connected, and no other uses it; `host` connects the same ranks
-// and works in host memory. LOCAL.
+// and works in host memory. With `sums`, which is another of the kind, sums are
+// beside all other collectives; null: they take turns. LOCAL.
 std::shared_ptr<Transport> MakeDeviceTransport(
     const DeviceTransportOptions& options, std::shared_ptr<Transport> host,
-    c10::intrusive_ptr<c10d::Backend> backend);
+    c10::intrusive_ptr<c10d::Backend> backend,
+    c10::intrusive_ptr<c10d::Backend> sums = nullptr);
 
 }  // namespace tessera
 #endif  // COMM_DEVICE_DEVICE_TRANSPORT_H_

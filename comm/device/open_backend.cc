@@ -44,11 +44,13 @@ void TakeDevice(c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
 }
 
-std::function<absl::Status()> Until(const Deadline& deadline) {
-  return [deadline] {
-    return deadline.HasPassed() ? absl::DeadlineExceededError("")
-                                : absl::OkStatus();
-  };
+// The longest patience among them, from now on.
+Deadline DeadlineOf(const std::vector<BackendPtr>& backends) {
+  absl::Duration patience;
+  for (const BackendPtr& backend : backends) {
+    patience = std::max(patience, backend->options().patience);
+  }
+  return Deadline::After(patience);
 }
 
 }  // namespace
@@ -112,19 +114,25 @@ void OpenBackend::NoteEnd() {
   ended_.Notify();
 }
 
-void OpenBackend::Drop() {
-  if (begun_.exchange(true)) return;
+absl::Status OpenBackend::Begin(bool abort) {
+  if (begun_.exchange(true)) return absl::OkStatus();
   const absl::Status left = RunAbandonable(
-      [self = shared_from_this(), failed = has_failed()] {
-        failed ? self->Abort() : self->ShutDown();
+      [self = shared_from_this(), abort] {
+        abort ? self->Abort() : self->ShutDown();
         return absl::OkStatus();
       },
       [] { return absl::CancelledError("left to its thread"); });
-  if (!absl::IsResourceExhausted(left)) return;
-  TESSERA_LOG(WARNING) << options_.what
-                       << " could not be closed: " << left.message();
+  if (!absl::IsResourceExhausted(left)) return absl::OkStatus();
   Keep();
   NoteEnd();
+  return left;
+}
+
+void OpenBackend::Drop() {
+  const absl::Status begun = Begin(/*abort=*/has_failed());
+  if (begun.ok()) return;
+  TESSERA_LOG(WARNING) << options_.what
+                       << " could not be closed: " << begun.message();
 }
 
 void OpenBackend::Close(const Deadline& deadline) {
@@ -137,30 +145,30 @@ void OpenBackend::Close(const Deadline& deadline) {
                           "its device has not; it is left as it is";
 }
 
-absl::Status OpenBackend::Abandon() {
-  if (begun_.exchange(true)) return absl::OkStatus();
-  return RunAbandonable(
-      [self = shared_from_this()] {
-        self->Abort();
-        return absl::OkStatus();
-      },
-      Until(Deadline::After(options_.patience)));
-}
-
 void CloseOpenBackends() {
   const std::vector<BackendPtr> all = AllOpen();
-  absl::Duration patience;
-  for (const BackendPtr& backend : all) {
-    patience = std::max(patience, backend->options().patience);
-  }
-  const Deadline deadline = Deadline::After(patience);
+  const Deadline deadline = DeadlineOf(all);
   for (const BackendPtr& backend : all) backend->Close(deadline);
 }
 
-absl::Status AbandonFailedBackends() {
-  absl::Status first;
+absl::Status AbandonBackends(const std::vector<BackendPtr>& also) {
+  std::vector<BackendPtr> begun;
   for (const BackendPtr& backend : AllOpen()) {
-    if (backend->has_failed()) first.Update(backend->Abandon());
+    const bool own = std::find(also.begin(), also.end(), backend) != also.end();
+    if (!backend->ending() && (own || backend->has_failed())) {
+      begun.push_back(backend);
+    }
+  }
+  absl::Status first;
+  for (const BackendPtr& backend : begun) {
+    first.Update(backend->Begin(/*abort=*/true));
+  }
+  const Deadline deadline = DeadlineOf(begun);
+  for (const BackendPtr& backend : begun) {
+    if (!backend->ended_.WaitFor(
+            std::max(deadline.Left(), absl::ZeroDuration()))) {
+      first.Update(absl::DeadlineExceededError(""));
+    }
   }
   return first;
 }

@@ -1,8 +1,8 @@
 // OpenBackend: a backend of c10d's that a group on a device uses, from its
 // connection to its end, which is always explicit:
 //
-//   Close     at a clean end: backend->shutdown()
-//   Abandon   after a failure of the group's domain: backend->abort()
+//   Close            at a clean end: backend->shutdown()
+//   AbandonBackends  after a failure of the group's domain: backend->abort()
 //
 // The process keeps a list of those whose end has not come.
 //
@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -59,15 +60,16 @@ class OpenBackend : public std::enable_shared_from_this<OpenBackend> {
   // until `deadline`, then logs a warning; the backend is never destroyed then.
   // LOCAL. REQUIRES: nobody uses the backend.
   void Close(const Deadline& deadline);
-  // Aborts it; OK if its end had begun before. Blocks for at most the patience,
-  // then returns DeadlineExceeded. The backend stays valid, for good. LOCAL.
-  absl::Status Abandon();
-
   const Options& options() const { return options_; }
 
  private:
+  friend absl::Status AbandonBackends(
+      const std::vector<std::shared_ptr<OpenBackend>>& also);
+
   OpenBackend(Options options, c10::intrusive_ptr<c10d::Backend> backend);
-  // Run on a thread of their own.
+  // Begins the end, on a thread of its own. ResourceExhausted if there is none.
+  absl::Status Begin(bool abort);
+  // Run on that thread.
   void Abort();
   void ShutDown();
   void NoteEnd();
@@ -87,9 +89,12 @@ class OpenBackend : public std::enable_shared_from_this<OpenBackend> {
 // is under way.
 void CloseOpenBackends();
 
-// Abandons all that are listed whose domain has failed. Returns the first
-// error. LOCAL.
-absl::Status AbandonFailedBackends();
+// Aborts those of `also`, and all that are listed whose domain has failed, at
+// once: one may come to its end only with another. Those whose end has begun
+// are left alone. Blocks for at most the longest patience, then returns
+// DeadlineExceeded. They stay valid, for good. LOCAL.
+absl::Status AbandonBackends(
+    const std::vector<std::shared_ptr<OpenBackend>>& also);
 
 }  // namespace tessera
 #endif  // COMM_DEVICE_OPEN_BACKEND_H_

@@ -1,18 +1,20 @@
 #include "comm/group/comm_stream.h"
 
 #include <map>
-#include <utility>
+#include <tuple>
 
 #include "c10/core/impl/VirtualGuardImpl.h"
 
 namespace tessera {
 namespace {
 
-// This thread's, one for each device, for as long as the thread lives. Of high
-// priority: computing waits for what is communicated, seldom the other way.
-c10::Stream CommStreamOf(c10::Device device) {
-  thread_local std::map<std::pair<c10::DeviceType, int>, c10::Stream> streams;
-  const std::pair<c10::DeviceType, int> key(device.type(), device.index());
+// This thread's, one for each lane of a device, for as long as the thread
+// lives. Of high priority: computing waits for what is communicated, seldom the
+// other way.
+c10::Stream CommStreamOf(c10::Device device, int lane) {
+  using Key = std::tuple<c10::DeviceType, int, int>;
+  thread_local std::map<Key, c10::Stream> streams;
+  const Key key(device.type(), device.index(), lane);
   const auto known = streams.find(key);
   if (known != streams.end()) return known->second;
   const c10::impl::VirtualGuardImpl impl(device.type());
@@ -27,10 +29,11 @@ c10::Stream CommStreamOf(c10::Device device) {
 
 }  // namespace
 
-OnCommStream::OnCommStream(c10::Device device, const StreamPoint& after)
+OnCommStream::OnCommStream(c10::Device device, const StreamPoint& after,
+                           int lane)
     : device_(device) {
   if (device.is_cpu()) return;
-  guard_.emplace(CommStreamOf(device));
+  guard_.emplace(CommStreamOf(device, lane));
   after.Order();
 }
 

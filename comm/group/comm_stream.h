@@ -1,8 +1,9 @@
 // OnCommStream: orders a collective among a device's streams. While it lives,
-// this thread's communication stream of the device is the current one, ordered
-// after what the collective has to wait for. It does nothing for the CPU.
+// this thread's communication stream of the device, or that of a lane, is the
+// current one, ordered after what the collective has to wait for. It does
+// nothing for the CPU.
 //
-//   OnCommStream scope(device, after);
+//   OnCommStream scope(device, after, lane);
 //   ... the collective ...
 //   result = scope.Now();        // for those who read it
 #ifndef COMM_GROUP_COMM_STREAM_H_
@@ -18,7 +19,7 @@ namespace tessera {
 
 class OnCommStream {
  public:
-  OnCommStream(c10::Device device, const StreamPoint& after);
+  OnCommStream(c10::Device device, const StreamPoint& after, int lane = 0);
   StreamPoint Now() const { return StreamPoint::Now(device_); }
 
  private:

@@ -167,7 +167,7 @@ CommFuture GroupCommunicator::Start(CommCall call, CommTag tag) {
     // which the other ranks are told of.
     CommThread::End end;
     end.status = self->RunCall(record, call.get(), [&]() -> absl::Status {
-      const OnCommStream scope(device, after);
+      const OnCommStream scope(device, after, self->transport_->LaneOf(*call));
       if (ready) TESSERA_RETURN_IF_ERROR(ready());
       absl::Status status = self->RunWatched(*call);
       status.Update(CatchTorch(call->what, [&] { end.result = scope.Now(); }));

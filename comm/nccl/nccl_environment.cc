@@ -48,4 +48,10 @@ std::vector<std::string> SetNcclEnvironment(
   return set;
 }
 
+bool StartInHostOrder() {
+  constexpr char kName[] = "NCCL_LAUNCH_ORDER_IMPLICIT";
+  (void)SetNcclEnvironment({{kName, "1"}});
+  return absl::string_view(getenv(kName)) == "1";
+}
+
 }  // namespace tessera

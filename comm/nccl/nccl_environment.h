@@ -22,5 +22,12 @@ absl::Status CheckNcclEnvironment(
 std::vector<std::string> SetNcclEnvironment(
     const std::map<std::string, std::string>& settings);
 
+// Makes NCCL start the collectives of different communicators on a device in
+// the order in which the host has given them, unless the environment says
+// otherwise (NCCL_LAUNCH_ORDER_IMPLICIT), and returns whether it will: then two
+// communicators of the same ranks cannot wait for each other. As
+// SetNcclEnvironment, once set it only reads the environment.
+bool StartInHostOrder();
+
 }  // namespace tessera
 #endif  // COMM_NCCL_NCCL_ENVIRONMENT_H_

@@ -28,6 +28,17 @@ TEST(NcclEnvironmentTest, WhatTheUserHasSetStays) {
   EXPECT_THAT(getenv("NCCL_TEST_THREE"), StrEq("3"));
 }
 
+TEST(NcclEnvironmentTest, StartsInHostOrderUnlessTheUserSaysOtherwise) {
+  constexpr char kName[] = "NCCL_LAUNCH_ORDER_IMPLICIT";
+  unsetenv(kName);
+  EXPECT_TRUE(StartInHostOrder());
+  EXPECT_THAT(getenv(kName), StrEq("1"));
+  EXPECT_TRUE(StartInHostOrder());
+  setenv(kName, "0", 1);
+  EXPECT_FALSE(StartInHostOrder());
+  EXPECT_THAT(getenv(kName), StrEq("0"));
+}
+
 TEST(NcclEnvironmentTest, RefusesOtherNames) {
   TESSERA_EXPECT_OK(CheckNcclEnvironment({{"NCCL_DEBUG", "INFO"}}));
   for (const char* name :

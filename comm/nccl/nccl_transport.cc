@@ -9,8 +9,10 @@
 #include "c10/cuda/CUDAGuard.h"
 #include "comm/device/device_transport.h"
 #include "comm/device/gpu_sum.h"
+#include "comm/nccl/nccl_environment.h"
 #include "comm/nccl/nccl_group.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
@@ -35,11 +37,17 @@ absl::StatusOr<std::shared_ptr<Transport>> ConnectNcclTransport(
     const c10::intrusive_ptr<c10d::Store>& store, const NcclOptions& options,
     std::shared_ptr<Transport> host) {
   const auto device = static_cast<c10::DeviceIndex>(options.device);
-  c10::intrusive_ptr<c10d::Backend> group;
+  const bool sums_apart = StartInHostOrder();
+  c10::intrusive_ptr<c10d::Backend> group, sums;
   TESSERA_RETURN_IF_ERROR(CatchTorch("nccl", [&]() -> absl::Status {
     const c10::cuda::CUDAGuard guard(device);
     TESSERA_ASSIGN_OR_RETURN(
         group, NewNcclGroup(store, options.rank, options.world_size));
+    if (!sums_apart) return absl::OkStatus();
+    TESSERA_ASSIGN_OR_RETURN(
+        sums,
+        NewNcclGroup(c10::make_intrusive<c10d::PrefixStore>("sums", store),
+                     options.rank, options.world_size));
     return absl::OkStatus();
   }));
   DeviceTransportOptions on_device;
@@ -48,7 +56,8 @@ absl::StatusOr<std::shared_ptr<Transport>> ConnectNcclTransport(
   on_device.device = at::Device(at::kCUDA, device);
   on_device.backend = "nccl";
   if (options.ordered_sums) on_device.ordered_sum = OrderedSumOnGpu;
-  return MakeDeviceTransport(on_device, std::move(host), std::move(group));
+  return MakeDeviceTransport(on_device, std::move(host), std::move(group),
+                             std::move(sums));
 }
 
 }  // namespace tessera

@@ -3,6 +3,10 @@
 // Sums: in rank order by default, through an all-to-all and a kernel of ours,
 // so that they have the bits that gloo gives. With ordered_sums off NCCL sums
 // while it moves, in an order of its own, which depends on the world's shape.
+//
+// Sums have a communicator of their own, beside gathers, unless the environment
+// has NCCL_LAUNCH_ORDER_IMPLICIT=0. NCCL makes it, with its memory, at the
+// first sum of a device's tensor.
 #ifndef COMM_NCCL_NCCL_TRANSPORT_H_
 #define COMM_NCCL_NCCL_TRANSPORT_H_
 

@@ -356,6 +356,7 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
          SetNcclEnvironment(options.nccl_environment)) {
       if (job.rank == 0) TESSERA_LOG(INFO) << set << " is set, as configured";
     }
+    (void)StartInHostOrder();  // each of its groups asks
   }
   TESSERA_ASSIGN_OR_RETURN(World * world, WorldBuilder::Build(job, options));
   WorldBuilder::SetPlanWorld(flags.plan_world.value_or(0), world);

@@ -113,6 +113,65 @@ TEST(DeviceCommunicatorTest, NoThreadWaitsForTheDevice) {
               Each(IsOkAndHolds("waits: 0")));
 }
 
+// A gather waits on the device for what the program has not allowed yet; a sum
+// that comes after it, and does not need that, ends there meanwhile.
+TESSERA_RANK_FUNCTION(SumsBesideAGather) {
+  PrepareDevice("workers");
+  const at::Device device = TestDevice(kDevice);
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::shared_ptr<Communicator> host,
+      world.communicator()->Split(0, CommTag("host of devices")));
+  const auto meeting = std::make_shared<HostMeeting>(
+      std::dynamic_pointer_cast<GroupCommunicator>(host)->transport());
+  DeviceTransportOptions options = DeviceOptionsOf(*host, device);
+  options.on_agreed = [meeting](const auto& call) { meeting->Begin(call); };
+  c10::intrusive_ptr<c10d::Backend> lanes[2];
+  for (auto& lane : lanes) {
+    TESSERA_ASSIGN_OR_RETURN(
+        lane, MakeDeviceBackend(host.get(), device,
+                                [meeting] { return meeting->Meet(); }));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const auto comm,
+                           MakeDeviceGroup(options, host, lanes[0], lanes[1]));
+  constexpr int64_t kNumel = 1001;
+  const int size = world.world_size();
+  const at::Tensor mine = Values(world.rank(), kNumel).to(device);
+  at::Tensor whole = torch::zeros({size * kNumel}, device);
+  const c10::impl::VirtualGuardImpl impl(device.type());
+  auto allowed = std::make_shared<std::atomic<bool>>(false);
+  testdevice::Launch(impl.getStream(device), "long work", {}, [allowed] {
+    while (!*allowed) sched_yield();
+  });
+  const CommFuture gathered = comm->AllGather(mine, whole, {"gather"});
+  at::Tensor summed;
+  {
+    const c10::StreamGuard aside(impl.getStreamFromGlobalPool(device));
+    const at::Tensor sum = Values(world.rank(), kNumel).to(device);
+    TESSERA_RETURN_IF_ERROR(comm->AllReduceSum(sum, {"sum"}).Wait());
+    summed = sum.cpu();
+  }
+  *allowed = true;
+  TESSERA_RETURN_IF_ERROR(gathered.Wait());
+  std::vector<int> ranks;
+  std::vector<at::Tensor> all;
+  for (int r = 0; r < size; ++r) {
+    ranks.push_back(r);
+    all.push_back(Values(r, kNumel));
+  }
+  TESSERA_RETURN_IF_ERROR(ExpectBits(whole.cpu(), torch::cat(all), "gather"));
+  TESSERA_RETURN_IF_ERROR(
+      ExpectBits(summed, SumInOrder(ranks, 0, kNumel, at::kFloat), "sum"));
+  testdevice::CheckFreed();
+  const auto faults = testdevice::Faults();
+  testdevice::SetMode(testdevice::Mode::kAtOnce);
+  return faults.empty() ? "ok" : faults[0].message;
+}
+
+TEST(DeviceCommunicatorTest, SumsGoOnBesideAGatherThatWaits) {
+  EXPECT_THAT(RankPool::Get(2)->Run("SumsBesideAGather", "", absl::Seconds(20)),
+              Each(IsOkAndHolds("ok")));
+}
+
 // A collective that the program does not wait for, on a stream of its own,
 // reads memory that has been freed, and given out again.
 TESSERA_RANK_FUNCTION(Dropped) {

@@ -132,14 +132,24 @@ TEST(DeviceEndTest, AGroupsEndClosesItsBackend) {
 }
 
 // A sum of which the second of two parts cannot be given to the device, while a
-// gather of another group goes on for ever there.
+// gather of another group goes on for ever there. An abort ends when all others
+// have begun.
 TESSERA_RANK_FUNCTION(FailsHalfway) {
   PrepareDevice("once");
-  const BackendPtr backend = Make(world), sibling = Make(world);
+  const BackendPtr gathers = Make(world), sums = Make(world),
+                   sibling = Make(world);
+  for (const BackendPtr& backend : {gathers, sums, sibling}) {
+    backend->SetAtAbort(
+        [a = gathers->calls(), b = sums->calls(), c = sibling->calls()] {
+          for (const auto& calls : {a, b, c})
+            calls->aborted.WaitForNotification();
+        });
+  }
   DeviceTransportOptions options;
   options.slices_bytes = 400;
-  TESSERA_ASSIGN_OR_RETURN(const auto comm,
-                           ConnectDevices(world, options, backend));
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto comm,
+      ConnectDevices(world, options, gathers, absl::Seconds(15), sums));
   TESSERA_ASSIGN_OR_RETURN(const auto other,
                            ConnectDevices(world, {}, sibling));
   const auto on = torch::TensorOptions(TestDevice(kDevice));
@@ -150,7 +160,8 @@ TESSERA_RANK_FUNCTION(FailsHalfway) {
       comm->ReduceScatterSum(torch::ones({world.world_size() * 100}, on),
                              torch::zeros({100}, on), {"unit a"})
           .Wait();
-  return absl::StrCat("failed: ", TextOf(*backend->calls()),
+  return absl::StrCat("failed: ", TextOf(*sums->calls()),
+                      ", gathers: ", TextOf(*gathers->calls()),
                       ", sibling: ", TextOf(*sibling->calls()), ": ",
                       status.ToString());
 }
@@ -160,6 +171,7 @@ TEST(DeviceEndTest, WhatFailsHalfwayIsAbortedWithAllOfItsDomain) {
   EXPECT_THAT(pool.Run("FailsHalfway", "", absl::Seconds(20)),
               Each(IsOkAndHolds(AllOf(
                   HasSubstr("failed: 1 aborts, 0 shutdowns, 0 destroyed"),
+                  HasSubstr("gathers: 1 aborts, 0 shutdowns, 0 destroyed"),
                   HasSubstr("sibling: 1 aborts, 0 shutdowns, 0 destroyed"),
                   HasSubstr("no more of it")))));
 }

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "comm/communicator.h"
@@ -33,12 +34,13 @@ inline void PrepareDevice(absl::string_view mode) {
   testdevice::ClearFaults();
 }
 
-// Makes a group over the ranks of `world`, which are in no other collective. A
-// backend's end may take `patience`.
+// Makes a group over the ranks of `world`, which are in no other collective, as
+// MakeDeviceGroup. A backend's end may take `patience`.
 inline absl::StatusOr<std::shared_ptr<Communicator>> ConnectDevices(
     const World& world, DeviceTransportOptions options,
     c10::intrusive_ptr<c10d::Backend> backend = nullptr,
-    absl::Duration patience = absl::Seconds(15)) {
+    absl::Duration patience = absl::Seconds(15),
+    c10::intrusive_ptr<c10d::Backend> sums = nullptr) {
   TESSERA_ASSIGN_OR_RETURN(
       std::shared_ptr<Communicator> host,
       world.communicator()->Split(0, CommTag("host of devices")));
@@ -46,7 +48,8 @@ inline absl::StatusOr<std::shared_ptr<Communicator>> ConnectDevices(
   options.world_size = host->world_size();
   options.device = testdevice::TestDevice(kDevice);
   options.abort_patience = patience;
-  return MakeDeviceGroup(options, std::move(host), std::move(backend));
+  return MakeDeviceGroup(options, std::move(host), std::move(backend),
+                         std::move(sums));
 }
 
 inline RankPoolOptions TwoRanks(absl::Duration timeout) {
@@ -58,6 +61,7 @@ inline RankPoolOptions TwoRanks(absl::Duration timeout) {
 // What has been called; outlives the backend.
 struct BackendCalls {
   std::atomic<int> aborts{0}, shutdowns{0}, destroyed{0};
+  absl::Notification aborted;
 };
 
 class EndlessBackend : public c10d::Backend {
@@ -82,6 +86,8 @@ class EndlessBackend : public c10d::Backend {
   }
   void abort() override {
     ++calls_->aborts;
+    calls_->aborted.Notify();
+    if (at_abort_) at_abort_();
     while (!can_be_aborted_) pause();
   }
   void shutdown() override {
@@ -89,7 +95,10 @@ class EndlessBackend : public c10d::Backend {
     if (at_shutdown_) at_shutdown_();
   }
 
-  // Sets what shutdown() does.
+  // Sets what abort() and shutdown() do.
+  void SetAtAbort(std::function<void()> at_abort) {
+    at_abort_ = std::move(at_abort);
+  }
   void SetAtShutdown(std::function<void()> at_shutdown) {
     at_shutdown_ = std::move(at_shutdown);
   }
@@ -103,7 +112,7 @@ class EndlessBackend : public c10d::Backend {
   };
   const std::shared_ptr<BackendCalls> calls_;
   const bool can_be_aborted_;
-  std::function<void()> at_shutdown_;
+  std::function<void()> at_abort_, at_shutdown_;
   bool given_ = false;
 };
 

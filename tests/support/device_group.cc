@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
@@ -24,6 +25,8 @@
 
 namespace tessera {
 namespace {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 constexpr int64_t kSlotBytes = 64 << 10;
 
@@ -124,6 +127,60 @@ class TestPeerMemory : public PeerMemory,
   std::atomic<bool> aborted_{false};
 };
 
+// The collectives of a device, in the order in which its host has given them.
+struct Turns {
+  std::atomic<int64_t> given{0}, over{0};
+};
+
+// Gives an inner backend's collectives to a device that has room for one at a
+// time, over all backends of the process. One holds its place from its turn on,
+// also while it waits for what it reads.
+class OnePlaceBackend : public c10d::Backend {
+ public:
+  OnePlaceBackend(c10::intrusive_ptr<c10d::Backend> inner, c10::Stream stream)
+      : Backend(inner->getRank(), inner->getSize()),
+        inner_(std::move(inner)),
+        stream_(stream) {}
+
+  const std::string getBackendName() const override { return "one place"; }
+  WorkPtr _allgather_base(at::Tensor& out, at::Tensor& in,
+                          const c10d::AllgatherOptions& options) override {
+    return InTurn([&] { return inner_->_allgather_base(out, in, options); });
+  }
+  WorkPtr alltoall(std::vector<at::Tensor>& out, std::vector<at::Tensor>& in,
+                   const c10d::AllToAllOptions& options) override {
+    return InTurn([&] { return inner_->alltoall(out, in, options); });
+  }
+  WorkPtr broadcast(std::vector<at::Tensor>& tensors,
+                    const c10d::BroadcastOptions& options) override {
+    return InTurn([&] { return inner_->broadcast(tensors, options); });
+  }
+  void abort() override {
+    *aborted_ = true;
+    inner_->abort();
+  }
+  void shutdown() override { inner_->shutdown(); }
+
+ private:
+  WorkPtr InTurn(const std::function<WorkPtr()>& give) {
+    static auto& turns = *new Turns;
+    const int64_t turn = turns.given++;
+    testdevice::Launch(stream_, "turn of a collective", {},
+                       [turn, aborted = aborted_] {
+                         while (turns.over < turn && !*aborted) usleep(20);
+                       });
+    const auto ends = absl::MakeCleanup([this] {
+      testdevice::Launch(stream_, "end of a turn", {}, [] { ++turns.over; });
+    });
+    return give();
+  }
+
+  const c10::intrusive_ptr<c10d::Backend> inner_;
+  const c10::Stream stream_;
+  const std::shared_ptr<std::atomic<bool>> aborted_ =
+      std::make_shared<std::atomic<bool>>(false);
+};
+
 // Makes the subgroups of a device group, over those of its host group.
 absl::StatusOr<std::shared_ptr<Communicator>> MakeSubgroup(
     const std::shared_ptr<Communicator>& host, c10::Device device,
@@ -135,31 +192,41 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeSubgroup(
   return MakeDeviceGroup(DeviceOptionsOf(*part, device), std::move(part));
 }
 
-}  // namespace
-
-absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeDeviceBackend(
-    Communicator* host, c10::Device device, Meeting meet) {
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeBackend(
+    Communicator* host, c10::Stream stream, Meeting meet) {
   TESSERA_ASSIGN_OR_RETURN(
       std::unique_ptr<SharedMemory> memory,
       host->ShareMemory(TestPeerMemory::Bytes(host->world_size()),
                         CommTag("slots of a test device")));
-  const c10::Stream stream = Impl().getStreamFromGlobalPool(device);
   return MakeSlotBackend(
       "test device",
       std::make_shared<TestPeerMemory>(*host, std::move(memory), stream),
       stream, std::move(meet));
 }
 
+}  // namespace
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeDeviceBackend(
+    Communicator* host, c10::Device device, Meeting meet) {
+  return MakeBackend(host, Impl().getStreamFromGlobalPool(device),
+                     std::move(meet));
+}
+
 absl::StatusOr<std::shared_ptr<Communicator>> MakeDeviceGroup(
     DeviceTransportOptions options, std::shared_ptr<Communicator> host,
-    c10::intrusive_ptr<c10d::Backend> backend) {
+    c10::intrusive_ptr<c10d::Backend> backend,
+    c10::intrusive_ptr<c10d::Backend> sums) {
   const auto hosts = std::dynamic_pointer_cast<GroupCommunicator>(host);
   if (backend == nullptr) {
     const auto meeting = std::make_shared<HostMeeting>(hosts->transport());
     options.on_agreed = [meeting](const auto& call) { meeting->Begin(call); };
-    TESSERA_ASSIGN_OR_RETURN(
-        backend, MakeDeviceBackend(host.get(), options.device,
-                                   [meeting] { return meeting->Meet(); }));
+    for (auto* made : {&backend, &sums}) {
+      const c10::Stream stream = Impl().getStreamFromGlobalPool(options.device);
+      TESSERA_ASSIGN_OR_RETURN(
+          auto inner, MakeBackend(host.get(), stream,
+                                  [meeting] { return meeting->Meet(); }));
+      *made = c10::make_intrusive<OnePlaceBackend>(std::move(inner), stream);
+    }
   }
   options.backend = "device";
   if (!options.ordered_sum) {
@@ -175,10 +242,11 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeDeviceGroup(
     return MakeSubgroup(host, device, s);
   };
   TESSERA_ASSIGN_OR_RETURN(
-      auto group, GroupCommunicator::Create(
-                      hosts->options(), std::move(makers), hosts->domain(),
-                      MakeDeviceTransport(options, hosts->transport(),
-                                          std::move(backend))));
+      auto group,
+      GroupCommunicator::Create(
+          hosts->options(), std::move(makers), hosts->domain(),
+          MakeDeviceTransport(options, hosts->transport(), std::move(backend),
+                              std::move(sums))));
   group->CountOnFrom(*hosts);
   return group;
 }

@@ -31,11 +31,14 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeDeviceBackend(
 absl::StatusOr<std::shared_ptr<Communicator>> DeviceGroup(
     const std::shared_ptr<Communicator>& comm, c10::Device device);
 
-// Makes a group with `options` over `host`, which nothing else uses. If
-// `backend` is null, it is MakeDeviceBackend's. COLLECTIVE.
+// Makes a group with `options` over `host`, which nothing else uses, as
+// MakeDeviceTransport. If `backend` is null, there are two of
+// MakeDeviceBackend's on a device that has room for one collective at a time
+// and starts them in the order of the host. COLLECTIVE.
 absl::StatusOr<std::shared_ptr<Communicator>> MakeDeviceGroup(
     DeviceTransportOptions options, std::shared_ptr<Communicator> host,
-    c10::intrusive_ptr<c10d::Backend> backend = nullptr);
+    c10::intrusive_ptr<c10d::Backend> backend = nullptr,
+    c10::intrusive_ptr<c10d::Backend> sums = nullptr);
 
 // Returns the options of a rank of `comm`.
 DeviceTransportOptions DeviceOptionsOf(const Communicator& comm,
