@@ -14,6 +14,7 @@
 #include "engine/engine_impl.h"
 #include "engine/train/held_report.h"
 #include "optim/kernels/element_step.h"
+#include "optim/step_decision.h"
 #include "sharding/construct/construction.h"
 #include "sharding/dispatch/saved_tensors.h"
 #include "sharding/dispatch/tag.h"
@@ -238,6 +239,10 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   optimization_.SetGradients(
       std::make_unique<Gradients>(model_.flats(), model_.mesh().group(kDp),
                                   settings_.gradients, std::move(expected)));
+  if (optimization_.optimizer() != nullptr) {
+    MeasureBeforeLeaving(model_.flats(), settings_.step,
+                         *optimization_.optimizer(), optimization_.gradients());
+  }
   trainer_.Begin();
   WarnOfUnscaledHalf(model_, optimization_);
   return absl::OkStatus();

@@ -1,9 +1,12 @@
 #include "optim/step_decision.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "ATen/ops/empty.h"
+#include "ATen/ops/maximum.h"
+#include "ATen/ops/stack.h"
 #include "ATen/ops/zeros.h"
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
@@ -47,6 +50,41 @@ ClipSets SetsOf(const ShardedStepOptions& options,
   return sets;
 }
 
+bool NeedsNorm(const ShardedStepOptions& options) {
+  return options.max_norm > 0 || options.skip_on_overflow ||
+         options.report_norm || !options.group_max_norms.empty();
+}
+
+std::vector<NormPart> NormPartsOf(const GradientParts& gradients) {
+  std::vector<NormPart> parts;
+  for (const GradientPart& part : gradients) {
+    parts.push_back({part.values, part.first});
+  }
+  return parts;
+}
+
+at::Tensor ZeroNorm(at::Device device) {
+  return at::zeros({kNormWords}, at::TensorOptions(at::kLong).device(device));
+}
+
+// Whether what was measured of a gradient is all of it. A parameter that has
+// none in this step does not count, whatever lies in its place.
+bool IsMeasured(const FlatGradient& gradient) {
+  const std::vector<bool> has = gradient.has_gradient();
+  return gradient.measured().defined() &&
+         std::all_of(has.begin(), has.end(), [](bool one) { return one; });
+}
+
+// Adds units' sums to `sum`. Digits may pass 2^32: FinishNorm carries.
+void AddMeasured(const std::vector<at::Tensor>& measured,
+                 const at::Tensor& sum) {
+  if (measured.empty()) return;
+  const at::Tensor all = at::stack(measured);
+  sum.narrow(0, 0, kNormDigits).add_(all.narrow(1, 0, kNormDigits).sum(0));
+  at::Tensor greatest = sum.narrow(0, kNormDigits, 1);
+  greatest.copy_(at::maximum(greatest, all.narrow(1, kNormDigits, 1).amax(0)));
+}
+
 // The device's, if they can do what the step needs; the same on all ranks,
 // since it decides which collective there is. Null: the host finds the norm.
 const DeviceKernels* NormKernels(const Flats& flats, double norm_type) {
@@ -78,24 +116,30 @@ absl::StatusOr<at::Tensor> ScalarsOnDevice(const DeviceKernels& kernels,
   at::Tensor mine, all, scalars;
   TESSERA_RETURN_IF_ERROR(CatchTorch(kNorm, [&] {
     TorchScope scope;
-    mine = at::zeros({kNormWords}, at::TensorOptions(at::kLong).device(device));
+    mine = ZeroNorm(device);
     all = at::empty({comm->world_size() * kNormWords}, mine.options());
   }));
   std::vector<NormPart> parts;
+  std::vector<at::Tensor> measured;
   TESSERA_RETURN_IF_ERROR(VisitShards(
       kNorm, flats, gradients,
       [&](const FlatGradient& gradient, const GradientParts& visited) {
-        for (const GradientPart& part : visited) {
-          parts.push_back({part.values, part.first});
-        }
+        const std::vector<NormPart> more = NormPartsOf(visited);
+        parts.insert(parts.end(), more.begin(), more.end());
         // What is raised is there for this unit alone.
         if (gradient.elsewhere() == nullptr) return;
         kernels.AddToNorm(parts, finish.p, mine);
         parts.clear();
+      },
+      [&](const FlatGradient& gradient) {
+        const bool known = IsMeasured(gradient);
+        if (known) measured.push_back(gradient.measured());
+        return known;
       }));
   TESSERA_RETURN_IF_ERROR(CatchTorch(kNorm, [&] {
     TorchScope scope;
     kernels.AddToNorm(parts, finish.p, mine);
+    AddMeasured(measured, mine);
   }));
   TESSERA_RETURN_IF_ERROR(
       comm->AllGather(mine, all, CommTag{kNorm}.For(WaitReason::kAgreement))
@@ -171,21 +215,49 @@ absl::StatusOr<StepDecision> DecideOnDevice(const DeviceKernels& kernels,
   });
 }
 
+// As NormKernels, of a step with these options; null: the host decides it.
+const DeviceKernels* KernelsOf(const Flats& flats,
+                               const ShardedStepOptions& options,
+                               const ShardedOptimizer& optimizer) {
+  const bool on_host =
+      !options.group_max_norms.empty() || optimizer.is_custom();
+  return on_host ? nullptr : NormKernels(flats, options.norm_type);
+}
+
 }  // namespace
+
+void MeasureBeforeLeaving(const Flats& flats, const ShardedStepOptions& options,
+                          const ShardedOptimizer& optimizer,
+                          Gradients* gradients) {
+  const DeviceKernels* const kernels = KernelsOf(flats, options, optimizer);
+  if (kernels == nullptr || !NeedsNorm(options) ||
+      options.changes_gradients()) {
+    return;
+  }
+  for (size_t u = 0; u < flats.size(); ++u) {
+    gradients->of(u).SetMeasure(
+        [kernels, p = options.norm_type](const FlatGradient& gradient,
+                                         const at::Tensor& owned) {
+          TorchScope scope;
+          const c10::DeviceGuard guard(owned.device());
+          at::Tensor sum = ZeroNorm(owned.device());
+          kernels->AddToNorm(NormPartsOf(ShardsOf(gradient, owned)), p, sum);
+          return sum;
+        });
+  }
+}
 
 absl::StatusOr<StepDecision> DecideStep(const Flats& flats,
                                         Gradients* gradients, double divisor,
                                         const ShardedStepOptions& options,
                                         ShardedOptimizer* optimizer,
                                         Communicator* comm) {
-  if (options.max_norm <= 0 && !options.skip_on_overflow &&
-      !options.report_norm && options.group_max_norms.empty()) {
+  if (!NeedsNorm(options)) {
     return StepDecision{1 / divisor, StepOutcome(ShardedStepResult())};
   }
   const TraceScope trace(TraceTrack::kStep, "norm and clipping");
-  const DeviceKernels* const kernels = NormKernels(flats, options.norm_type);
-  if (kernels != nullptr && options.group_max_norms.empty() &&
-      !optimizer->is_custom()) {
+  const DeviceKernels* const kernels = KernelsOf(flats, options, *optimizer);
+  if (kernels != nullptr) {
     return DecideOnDevice(*kernels, flats, *gradients, divisor, options, comm);
   }
   return DecideOnHost(flats, gradients, divisor, options, optimizer, comm);

@@ -47,6 +47,15 @@ struct ShardedStepOptions {
   }
 };
 
+// Has each gradient that leaves its device measured there before, for the norm
+// of a step with these options, so that none comes back for it. Does nothing
+// where DecideStep would not look at them, or something changes them first.
+// Once, before the first backward. LOCAL.
+void MeasureBeforeLeaving(
+    const std::vector<std::shared_ptr<FlatParameter>>& flats,
+    const ShardedStepOptions& options, const ShardedOptimizer& optimizer,
+    Gradients* gradients);
+
 struct StepDecision {
   GradientFactor factor;
   StepOutcome outcome;

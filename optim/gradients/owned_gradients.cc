@@ -14,7 +14,42 @@ struct How {
   absl::string_view what;
   bool shards = false;
   ParameterFilter of;
+  std::function<bool(const FlatGradient&)> skip;
 };
+
+// Returns the parts of unit `u` for whose parameters `accepts`, without values.
+template <typename Accepts>
+GradientParts PartsOf(size_t u, const FlatParameter& flat, bool shards,
+                      const Accepts& accepts) {
+  const Range range =
+      shards ? flat.layout().shard(flat.communicator()->rank()) : flat.owned();
+  GradientParts parts;
+  for (size_t i = 0; i < flat.parameters().size(); ++i) {
+    const FlatParameter::Parameter& p = flat.parameters()[i];
+    const Range mine = Intersect(p.range, range);
+    if (mine.empty() || !accepts(i)) continue;
+    parts.push_back({u,
+                     p,
+                     {mine.begin - p.range.begin, mine.end - p.range.begin},
+                     at::Tensor(),
+                     p.storage_offset + mine.begin - p.range.begin});
+  }
+  return parts;
+}
+
+void SetValues(const FlatParameter& flat, bool shards, const at::Tensor& owned,
+               GradientParts* parts) {
+  for (GradientPart& part : *parts) {
+    const FlatParameter::Parameter& p = part.parameter;
+    part.values = owned.narrow(
+        0, p.range.begin + part.elements.begin - flat.owned().begin,
+        part.elements.numel());
+    if (shards && p.tensor.is_complex()) {  // its parts stay together
+      part.values = at::view_as_complex(part.values.view({-1, 2}));
+      part.first /= 2;
+    }
+  }
+}
 
 // `to_change`: null, or `gradients`.
 template <typename Visit>
@@ -27,36 +62,16 @@ absl::Status VisitUnits(const How& how, const Flats& flats,
       const FlatParameter& flat = *flats[u];
       const FlatGradient& gradient = gradients.of(u);
       if (!gradient.has_step_gradient()) continue;
-      const Range range = how.shards
-                              ? flat.layout().shard(flat.communicator()->rank())
-                              : flat.owned();
-      GradientParts parts;
-      for (size_t i = 0; i < flat.parameters().size(); ++i) {
-        const FlatParameter::Parameter& p = flat.parameters()[i];
-        const Range mine = Intersect(p.range, range);
-        if (!gradient.has_gradient(i) || mine.empty()) continue;
-        if (how.of && !how.of(p)) continue;
-        parts.push_back({u,
-                         p,
-                         {mine.begin - p.range.begin, mine.end - p.range.begin},
-                         at::Tensor(),
-                         p.storage_offset + mine.begin - p.range.begin});
-      }
+      if (how.skip && how.skip(gradient)) continue;
+      GradientParts parts = PartsOf(u, flat, how.shards, [&](size_t i) {
+        return gradient.has_gradient(i) &&
+               (!how.of || how.of(flat.parameters()[i]));
+      });
       if (parts.empty()) continue;
       TESSERA_ASSIGN_OR_RETURN(
           Raised raised, to_change != nullptr ? to_change->of(u).RaiseToChange()
                                               : gradient.Raise());
-      const at::Tensor owned = gradient.owned();
-      for (GradientPart& part : parts) {
-        const FlatParameter::Parameter& p = part.parameter;
-        part.values = owned.narrow(
-            0, p.range.begin + part.elements.begin - flat.owned().begin,
-            part.elements.numel());
-        if (how.shards && p.tensor.is_complex()) {  // its parts stay together
-          part.values = at::view_as_complex(part.values.view({-1, 2}));
-          part.first /= 2;
-        }
-      }
+      SetValues(flat, how.shards, gradient.owned(), &parts);
       TESSERA_RETURN_IF_ERROR(visit(gradient, parts));
       if (to_change != nullptr) TESSERA_RETURN_IF_ERROR(raised.Commit());
     }
@@ -68,13 +83,22 @@ absl::Status VisitUnits(const How& how, const Flats& flats,
 
 absl::Status VisitShards(
     absl::string_view what, const Flats& flats, const Gradients& gradients,
-    const std::function<void(const FlatGradient&, const GradientParts&)>&
-        visit) {
-  return VisitUnits({what, /*shards=*/true, nullptr}, flats, gradients, nullptr,
+    const std::function<void(const FlatGradient&, const GradientParts&)>& visit,
+    const std::function<bool(const FlatGradient&)>& skip) {
+  return VisitUnits({what, /*shards=*/true, nullptr, skip}, flats, gradients,
+                    nullptr,
                     [&](const FlatGradient& gradient, const auto& parts) {
                       visit(gradient, parts);
                       return absl::OkStatus();
                     });
+}
+
+GradientParts ShardsOf(const FlatGradient& gradient, const at::Tensor& owned) {
+  const FlatParameter& flat = gradient.flat();
+  GradientParts parts =
+      PartsOf(/*u=*/0, flat, /*shards=*/true, [](size_t) { return true; });
+  SetValues(flat, /*shards=*/true, owned, &parts);
+  return parts;
 }
 
 absl::Status VisitOwned(
@@ -82,7 +106,7 @@ absl::Status VisitOwned(
     const Gradients& gradients,
     const std::function<absl::Status(const GradientParts&)>& visit) {
   return VisitUnits(
-      {what, /*shards=*/false, of}, flats, gradients, nullptr,
+      {what, /*shards=*/false, of, nullptr}, flats, gradients, nullptr,
       [&](const auto&, const auto& parts) { return visit(parts); });
 }
 
@@ -90,8 +114,8 @@ absl::Status ChangeOwned(
     absl::string_view what, const Flats& flats, const ParameterFilter& of,
     Gradients* gradients,
     const std::function<void(const GradientParts&)>& change) {
-  return VisitUnits({what, /*shards=*/false, of}, flats, *gradients, gradients,
-                    [&](const auto&, const auto& parts) {
+  return VisitUnits({what, /*shards=*/false, of, nullptr}, flats, *gradients,
+                    gradients, [&](const auto&, const auto& parts) {
                       change(parts);
                       return absl::OkStatus();
                     });

@@ -41,13 +41,18 @@ using GradientParts = std::vector<GradientPart>;
 using ParameterFilter = std::function<bool(const FlatParameter::Parameter&)>;
 
 // Visits this rank's shards, also where it owns more: so each element counts on
-// one rank. `values` are complex where the parameter is.
+// one rank. `values` are complex where the parameter is. Leaves out units for
+// which `skip`, if any, returns true.
 absl::Status VisitShards(
     absl::string_view what,
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     const Gradients& gradients,
-    const std::function<void(const FlatGradient&, const GradientParts&)>&
-        visit);
+    const std::function<void(const FlatGradient&, const GradientParts&)>& visit,
+    const std::function<bool(const FlatGradient&)>& skip = nullptr);
+
+// Returns what VisitShards visits of a unit whose step's gradient is `owned`,
+// as if all of its parameters had one. Throws c10::Error.
+GradientParts ShardsOf(const FlatGradient& gradient, const at::Tensor& owned);
 
 // Visits all that this rank owns of the parameters in `of` (null: of all).
 // `values` are real.

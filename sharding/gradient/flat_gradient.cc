@@ -180,7 +180,7 @@ absl::StatusOr<at::Tensor> FlatGradient::PlaceOfSums(const at::Tensor& whole) {
                        whole.scalar_type() == flat_->gradient_dtype();
   if (!to_stay) return Slice(whole, flat_->owned());
   TESSERA_RETURN_IF_ERROR(AwaitReaders());
-  is_stored_ = false;  // of a micro-batch that was dropped
+  ForgetStored();  // of a micro-batch that was dropped
   TESSERA_RETURN_IF_ERROR(EnsureReduced(flat_->gradient_dtype(), Fill::kNone));
   return reduced_.View();
 }
@@ -221,7 +221,7 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
     const bool in_place =
         reduced_.defined() && sums.data_ptr() == reduced_.data();
     if (!in_place) TESSERA_RETURN_IF_ERROR(AwaitReaders());
-    is_stored_ = false;
+    ForgetStored();
     at::Tensor to;
     if (reduces_in_place()) {
       to = local_.View(flat_->owned());
@@ -248,6 +248,7 @@ absl::StatusOr<Raised> FlatGradient::Raise() const {
 
 absl::StatusOr<Raised> FlatGradient::RaiseToChange() {
   TESSERA_RETURN_IF_ERROR(AwaitReaders());
+  measured_.reset();
   const at::Tensor now = elsewhere() == nullptr ? owned() : at::Tensor();
   if (now.defined() && now.scalar_type() != flat_->gradient_dtype()) {
     TESSERA_RETURN_IF_ERROR(MoveOut());
@@ -286,6 +287,7 @@ absl::Status FlatGradient::Commit(const std::vector<bool>& had) {
     TESSERA_RETURN_IF_ERROR(
         EnsureReduced(flat_->gradient_dtype(), Fill::kZero));
     Accumulate(had, Mean(sums_, divisor_));
+    if (is_stored_ && measure_) measured_ = measure_(*this, owned());
     TESSERA_RETURN_IF_ERROR(raised.Commit());
   } else if (reduces_in_place()) {
     in_place_ = true;
@@ -318,7 +320,7 @@ void FlatGradient::Zero() {
   for (ParameterGradient& p : parameters_) p.in_step = p.used_up = false;
   reduced_.Reset();
   (void)FinishStore();
-  is_stored_ = false;
+  ForgetStored();
 }
 
 at::Tensor FlatGradient::owned() const {

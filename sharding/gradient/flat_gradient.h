@@ -39,7 +39,9 @@
 #define SHARDING_GRADIENT_FLAT_GRADIENT_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -173,6 +175,15 @@ class FlatGradient {
   // Whether there is a step's gradient, to which sums are added; else they
   // become it.
   bool accumulating() const;
+  // Sets what is taken of the step's gradient, [owned], while it is on its
+  // device, each time before it leaves it: small tensors there. It may throw
+  // c10::Error.
+  using Measure = std::function<at::Tensor(const FlatGradient& gradient,
+                                           const at::Tensor& owned)>;
+  void SetMeasure(Measure measure) { measure_ = std::move(measure); }
+  // Returns what was taken of the step's gradient as it is elsewhere now;
+  // undefined: nothing.
+  const at::Tensor& measured() const { return measured_; }
   // Waits until what TakeSums offloads is written, and frees its memory; on a
   // device the current stream waits. LOCAL.
   absl::Status FinishStore();
@@ -244,6 +255,8 @@ class FlatGradient {
   void Divide(const at::Tensor& sums, double divisor,
               const at::Tensor& mean) const;
   absl::Status StartStore();
+  // The step's gradient is not, or no longer, what is elsewhere.
+  void ForgetStored();
   absl::Status AwaitReaders();
   // Makes the current stream wait for what StartCopyTo has started. Throws
   // c10::Error.
@@ -269,6 +282,8 @@ class FlatGradient {
   FlatBuffer outgoing_;  // [P], where local_ is of another dtype; what was held
   FlatBuffer reduced_;   // [owned], unless in_place_ or is_stored_
   bool is_stored_ = false;  // the step's gradient is in stored()
+  Measure measure_;
+  at::Tensor measured_;  // of stored()
   // The step's gradient is the owned range of local_ itself.
   bool in_place_ = false;
   StreamPoint copied_;  // of StartCopyTo

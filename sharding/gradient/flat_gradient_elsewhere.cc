@@ -56,9 +56,15 @@ absl::Status FlatGradient::StartStore() {
         flat_->states().Add(ShardStates::kGradient, flat_->gradient_dtype(),
                             options.PlaceOf(options.gradients_tier)));
   }
+  if (measure_) measured_ = measure_(*this, reduced_.View());
   TESSERA_RETURN_IF_ERROR(stored().StartStore(std::move(reduced_)));
   is_stored_ = true;
   return absl::OkStatus();
+}
+
+void FlatGradient::ForgetStored() {
+  is_stored_ = false;
+  measured_.reset();
 }
 
 absl::Status FlatGradient::FinishStore() {
