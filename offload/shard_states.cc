@@ -82,6 +82,13 @@ absl::Status ShardStates::Add(State state, ElementFormat format,
   return absl::OkStatus();
 }
 
+absl::Status ShardStates::Ensure(State state, at::ScalarType dtype,
+                                 TieredBuffer::Place place) {
+  if (has(state) && At(state).dtype() == dtype) return absl::OkStatus();
+  Drop(state);
+  return Add(state, dtype, std::move(place));
+}
+
 void ShardStates::SetWorking(FlatBuffer part) {
   At(kWorking) = TieredBuffer::Over(std::move(part),
                                     absl::StrCat("parameters of unit ", unit_));

@@ -82,6 +82,9 @@ class ShardStates {
   // ResourceExhausted.
   absl::Status Add(State state, ElementFormat format,
                    TieredBuffer::Place place);
+  // As Add, where there is none of that dtype; one of another is dropped.
+  absl::Status Ensure(State state, at::ScalarType dtype,
+                      TieredBuffer::Place place);
   // Makes `part` the working shard: a part of a whole copy that this table does
   // not own, and that outlives it. Such a shard cannot move.
   void SetWorking(FlatBuffer part);

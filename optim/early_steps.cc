@@ -50,9 +50,10 @@ bool AnyOnDisk(const FlatParameter& flat, const FlatGradient& gradient) {
 // ASYNC. Errors are TierRoom's.
 absl::Status BringGradient(FlatParameter* flat, FlatGradient* gradient) {
   if (gradient->elsewhere() != nullptr) return absl::OkStatus();
-  TieredBuffer& copy = flat->states().At(ShardStates::kGradient);
-  TESSERA_CHECK(copy.defined()) << flat->name();
-  return gradient->StartCopyTo(&copy);
+  TESSERA_RETURN_IF_ERROR(flat->states().Ensure(
+      ShardStates::kGradient, gradient->coming().scalar_type(),
+      {Tier::kHost, nullptr}));
+  return gradient->StartCopyTo(&flat->states().At(ShardStates::kGradient));
 }
 
 }  // namespace

@@ -86,8 +86,8 @@ absl::Status OptimizerStates::AllocateHostBuffers(size_t u) {
   const FlatParameter& flat = *flats_[u];
   const TieredBuffer::Place host = {Tier::kHost, nullptr};
   if (!flat.stage().sharded_gradients) {
-    TESSERA_RETURN_IF_ERROR(
-        flat.states().Add(ShardStates::kGradient, flat.gradient_dtype(), host));
+    TESSERA_RETURN_IF_ERROR(flat.states().Add(
+        ShardStates::kGradient, flat.kept_gradient_dtype(), host));
   }
   const bool masters_are_it = flat.dtype() == flat.master_dtype() &&
                               flat.options().states_tier == Tier::kHost;

@@ -92,8 +92,8 @@ at::ScalarType KeptGradientDtypeOf(at::ScalarType masters, at::ScalarType sums,
   const at::ScalarType gradient = GradientDtypeOf(masters, options);
   const bool narrow = options.narrow_gradients && gradient == at::kFloat &&
                       at::isReducedFloatingType(sums) &&
-                      options.states_tier == Tier::kMemory &&
-                      options.gradients_tier == Tier::kMemory;
+                      options.states_tier != Tier::kDisk &&
+                      options.gradients_tier != Tier::kDisk;
   return narrow ? sums : gradient;
 }
 

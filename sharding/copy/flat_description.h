@@ -51,7 +51,7 @@ struct FlatParameterOptions {
   std::optional<at::ScalarType> gradient_dtype;
   // The step's gradient keeps the sums' dtype, if that has 16 bits, until more
   // is added to it or it is changed: its values are the same. REQUIRES: the
-  // sums are the mean, which is so for one rank. Not with other tiers.
+  // sums are the mean, which is so for one rank. Not with a disk.
   bool narrow_gradients = false;
   // Masters are the working copy itself where its dtype has 16 bits; otherwise
   // they are float32. DeepSpeed's bf16_master_weights_and_grads.

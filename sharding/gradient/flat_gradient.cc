@@ -249,6 +249,15 @@ absl::StatusOr<Raised> FlatGradient::Raise() const {
 absl::StatusOr<Raised> FlatGradient::RaiseToChange() {
   TESSERA_RETURN_IF_ERROR(AwaitReaders());
   measured_.reset();
+  if (elsewhere() != nullptr && stored().dtype() != flat_->gradient_dtype()) {
+    {
+      TESSERA_ASSIGN_OR_RETURN(const Raised narrow, Raise());
+      TESSERA_RETURN_IF_ERROR(MoveOut());
+    }
+    TESSERA_RETURN_IF_ERROR(StartStore());  // with more room
+    TESSERA_RETURN_IF_ERROR(FinishStore());
+    measured_.reset();
+  }
   const at::Tensor now = elsewhere() == nullptr ? owned() : at::Tensor();
   if (now.defined() && now.scalar_type() != flat_->gradient_dtype()) {
     TESSERA_RETURN_IF_ERROR(MoveOut());

@@ -51,11 +51,9 @@ absl::Status FlatGradient::StartStore() {
     return absl::OkStatus();
   }
   TESSERA_RETURN_IF_ERROR(flat_->states().updated().Wait());
-  if (!stored().defined()) {
-    TESSERA_RETURN_IF_ERROR(
-        flat_->states().Add(ShardStates::kGradient, flat_->gradient_dtype(),
-                            options.PlaceOf(options.gradients_tier)));
-  }
+  TESSERA_RETURN_IF_ERROR(
+      flat_->states().Ensure(ShardStates::kGradient, reduced_.dtype(),
+                             options.PlaceOf(options.gradients_tier)));
   if (measure_) measured_ = measure_(*this, reduced_.View());
   TESSERA_RETURN_IF_ERROR(stored().StartStore(std::move(reduced_)));
   is_stored_ = true;
