@@ -110,8 +110,9 @@ absl::Status ShardedOptimizer::Step(Gradients* gradients,
   });
 }
 
-// What is always whole on a device is awaited: its all-gather follows, in the
-// same order on all ranks.
+// What is always whole on a device, and is not to go on behind the program, is
+// awaited when all updates have begun: its all-gather follows, in the same
+// order on all ranks.
 absl::Status ShardedOptimizer::StepUnits(const std::vector<size_t>& units,
                                          Gradients* gradients,
                                          const GradientFactor& factor,
@@ -134,7 +135,8 @@ absl::Status ShardedOptimizer::StepUnits(const std::vector<size_t>& units,
       change.working_written &= in_backward_->working_written(u);
     }
     half_stepped_ = true;
-    if (flat.updated_on_host() && !flat.can_be_freed()) {
+    if (change.updated.valid() && !flat.can_be_freed() &&
+        !flat.options().overlap) {
       awaited->push_back({u, change.updated});
     } else {
       TESSERA_RETURN_IF_ERROR(flat.PublishOwned(std::move(change)));

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "base/status.h"
 
 namespace tessera {
@@ -28,15 +27,19 @@ void ReplicatedCopy::Take(Range slot, const at::Tensor& values) {
   whole().View(slot).copy_(values);
 }
 
-// An update in the background is waited for before this
-// (optim/sharded_optimizer.h).
 void ReplicatedCopy::Publish(CommFuture updated) {
-  TESSERA_CHECK(!updated.valid()) << flat_.name();
-  if (!traits_.publishes) return;
-  arriving_ = flat_.communicator()->AllGather(
-      whole().Bytes(flat_.owned()), whole().Bytes(),
+  if (!traits_.publishes) {
+    if (updated.valid()) arriving_ = std::move(updated);
+    return;
+  }
+  CommTag tag =
       CommTag{absl::StrCat("all-gather after the step of unit ", flat_.name())}
-          .For(WaitReason::kPublish));
+          .For(WaitReason::kPublish);
+  if (updated.valid()) {
+    tag.ready = [updated = std::move(updated)] { return updated.Wait(); };
+  }
+  arriving_ = flat_.communicator()->AllGather(whole().Bytes(flat_.owned()),
+                                              whole().Bytes(), std::move(tag));
 }
 
 }  // namespace tessera

@@ -212,13 +212,13 @@ absl::Status FlatParameter::PublishOwned(OwnedChange change) {
   }
   states_->SetChanged();
   if (!traits_.can_be_freed) uses_.SetReady();
-  if (traits_.publishes) {
+  copy_->Publish(std::move(change.updated));
+  if (copy_->arriving() && !traits_.can_be_freed) {
     storages_.Hide();
     ready_ = false;  // the next pin takes the lock, and waits
   }
-  copy_->Publish(std::move(change.updated));
   if (!options().overlap) {
-    TESSERA_RETURN_IF_ERROR(traits_.publishes ? AwaitArrival()
+    TESSERA_RETURN_IF_ERROR(copy_->arriving() ? AwaitArrival()
                                               : states_->updated().Wait());
   }
   for (size_t i = 0; i < parameters().size(); ++i) {

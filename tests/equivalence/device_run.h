@@ -57,14 +57,16 @@ struct Way {
   int offload = 0;
   std::string states = "fp32";  // optimizer.params.state_dtype
   std::string optimizer = "AdamW";
+  bool overlap = false;  // zero_optimization.overlap_comm, if it is true
 };
 
 inline std::string TextOf(const Way& way) {
-  return absl::StrJoin({way.device, absl::StrCat(way.stage),
-                        absl::StrCat(way.clipping), absl::StrCat(way.norm),
-                        absl::StrCat(way.fp16), absl::StrCat(way.shard_group),
-                        absl::StrCat(way.offload), way.states, way.optimizer},
-                       " ");
+  return absl::StrJoin(
+      {way.device, absl::StrCat(way.stage), absl::StrCat(way.clipping),
+       absl::StrCat(way.norm), absl::StrCat(way.fp16),
+       absl::StrCat(way.shard_group), absl::StrCat(way.offload), way.states,
+       way.optimizer, absl::StrCat(way.overlap)},
+      " ");
 }
 
 inline Way WayOf(absl::string_view text) {
@@ -77,7 +79,8 @@ inline Way WayOf(absl::string_view text) {
           std::stoi(words[5]),
           std::stoi(words[6]),
           words[7],
-          words[8]};
+          words[8],
+          words[9] == "1"};
 }
 
 inline proto::Config ConfigOf(const Way& way) {
@@ -90,6 +93,7 @@ inline proto::Config ConfigOf(const Way& way) {
   config.mutable_zero_optimization()->set_stage(way.stage);
   config.mutable_zero_optimization()->set_stage3_max_reuse_distance(0);
   config.mutable_zero_optimization()->set_stage3_param_persistence_threshold(0);
+  if (way.overlap) config.mutable_zero_optimization()->set_overlap_comm(true);
   if (way.shard_group > 0) {
     config.mutable_sharding()->set_shard_group_size(way.shard_group);
   }

@@ -1,4 +1,8 @@
 // A step on a device without hardware waits for nothing.
+#include <sched.h>
+
+#include <atomic>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -8,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/world/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -107,6 +112,46 @@ TEST(WaitsTest, OnlyTheUpdateOfStatesOnTheHostWaits) {
     EXPECT_THAT(RankPool::Get(2)->Run("Waiters", TextOf(way)),
                 Each(IsOkAndHolds("tessera-update")))
         << TextOf(way);
+  }
+}
+
+// Returns what a forward has computed after a step on a device that comes to
+// its work only when the step has returned.
+TESSERA_RANK_FUNCTION(StepsAhead) {
+  Way way = WayOf(args);
+  TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(way, world));
+  TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  run.net->forward(run.x);  // the update of states there is over
+  auto returned = std::make_shared<std::atomic<bool>>(false);
+  if (!way.device.empty()) {
+    testdevice::Launch(c10::impl::VirtualGuardImpl(run.x.device().type())
+                           .getStream(run.x.device()),
+                       "long work", {}, [returned] {
+                         while (!*returned) sched_yield();
+                       });
+  }
+  TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  *returned = true;
+  const std::string loss = PrintOf(run.net->forward(run.x).cpu());
+  TESSERA_RETURN_IF_ERROR(run.Finish().status());
+  return loss;
+}
+
+// Not for the update of states on the host either: each unit's next use does.
+TEST(WaitsTest, StepReturnsBeforeItsUpdateOnTheHost) {
+  for (int world_size : {1, 2}) {
+    for (const int stage : {1, 2, 3}) {
+      Way way{"", stage, 0.5};
+      RankPool* const pool = RankPool::Get(world_size);
+      const auto want = pool->Run("StepsAhead", TextOf(way));
+      way.device = "1/workers";
+      way.offload = 1;
+      way.overlap = true;
+      const auto got = pool->Run("StepsAhead", TextOf(way), absl::Seconds(30));
+      ASSERT_THAT(want, Each(IsOk()));
+      EXPECT_THAT(got, Each(IsOkAndHolds(*want[0])))
+          << "W " << world_size << ": " << TextOf(way);
+    }
   }
 }
 
