@@ -101,6 +101,9 @@ class TieredBuffer {
   // FinishStore comes after that; with a disk FinishStore waits. REQUIRES:
   // elsewhere, and not in memory; for a device, on the host.
   absl::Status StartStore(FlatBuffer memory);
+  // As Lower where it has changed, by StartStore: FinishStore frees the memory.
+  // REQUIRES: elsewhere, and in memory.
+  absl::Status StartLower() { return StartStore(std::move(memory_)); }
   absl::Status FinishStore();
 
   // ---- elsewhere
@@ -167,6 +170,12 @@ class Raised {
   // lost.
   absl::Status Commit() {
     return lowers_ ? buffer_->Lower(/*changed=*/true) : absl::OkStatus();
+  }
+  // As Commit, which TieredBuffer::FinishStore ends: the buffer is in memory
+  // until then.
+  absl::Status StartCommit() {
+    return std::exchange(lowers_, false) ? buffer_->StartLower()
+                                         : absl::OkStatus();
   }
 
  private:

@@ -296,8 +296,10 @@ absl::Status FlatGradient::Commit(const std::vector<bool>& had) {
     TESSERA_RETURN_IF_ERROR(
         EnsureReduced(flat_->gradient_dtype(), Fill::kZero));
     Accumulate(had, Mean(sums_, divisor_));
+    sums_.reset();
+    sums_memory_.Reset();
     if (is_stored_ && measure_) measured_ = measure_(*this, owned());
-    TESSERA_RETURN_IF_ERROR(raised.Commit());
+    TESSERA_RETURN_IF_ERROR(raised.StartCommit());
   } else if (reduces_in_place()) {
     in_place_ = true;
     reduced_.Reset();

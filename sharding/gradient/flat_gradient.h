@@ -112,7 +112,7 @@ class FlatGradient {
   // sums / divisor.
   absl::Status TakeSums(const at::Tensor& sums, double divisor);
   // Adds the sums to the step's gradient, for the parameters that some rank had
-  // by the agreement: arrived ones, or held ones. LOCAL.
+  // by the agreement: arrived ones, or held ones. FinishStore ends that. LOCAL.
   absl::Status Commit(const std::vector<bool>& had);
   // Forgets the micro-batch, whatever its state.
   void DropMicroBatch();
@@ -184,8 +184,8 @@ class FlatGradient {
   // Returns what was taken of the step's gradient as it is elsewhere now;
   // undefined: nothing.
   const at::Tensor& measured() const { return measured_; }
-  // Waits until what TakeSums offloads is written, and frees its memory; on a
-  // device the current stream waits. LOCAL.
+  // Waits until what TakeSums or Commit offloads is written, and frees its
+  // memory; on a device the current stream waits. LOCAL.
   absl::Status FinishStore();
   // Returns the whole gradient of a parameter, in its shape and the master
   // dtype; undefined without one. COLLECTIVE.

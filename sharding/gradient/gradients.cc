@@ -315,10 +315,12 @@ absl::Status Gradients::ReduceRest(absl::Status mine) {
 
 // The micro-batch becomes part of the step's gradients. All ranks know from the
 // agreement what any of them held, so all launch the sums of that, in this
-// order.
+// order. What is elsewhere comes back to be added to while the last unit's
+// leaves.
 absl::Status Gradients::Commit(const std::vector<bool>& arrived,
                                const std::vector<bool>& held) {
   size_t first = 0;
+  FlatGradient* leaves = nullptr;
   for (auto& flat : flats_) {
     const size_t n = flat->num_parameters();
     std::vector<bool> came(arrived.begin() + first,
@@ -335,10 +337,12 @@ absl::Status Gradients::Commit(const std::vector<bool>& arrived,
       TESSERA_RETURN_IF_ERROR(flat->FinishStore());
       TESSERA_RETURN_IF_ERROR(flat->Commit(late));
     }
+    if (leaves != nullptr) TESSERA_RETURN_IF_ERROR(leaves->FinishStore());
+    leaves = flat.get();
     for (size_t i = 0; i < n; ++i) came[i] = came[i] || late[i];
     flat->set_expected(came);
   }
-  return absl::OkStatus();
+  return leaves == nullptr ? absl::OkStatus() : leaves->FinishStore();
 }
 
 void Gradients::Discard() {
