@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
@@ -219,48 +218,6 @@ TEST(DeviceLaunchesTest, NewValuesComeFromTheHostInLargePieces) {
     EXPECT_THAT(RankPool::Get(1)->Run("CopiesToTheDevice", TextOf(way)),
                 ::testing::Each(IsOkAndHolds("2")))
         << TextOf(way);
-  }
-}
-
-// args: the backwards of a step, then a Way. Returns how many copies to the
-// device the third step has.
-TESSERA_RANK_FUNCTION(CopiesBack) {
-  const std::pair<std::string, std::string> words =
-      absl::StrSplit(args, absl::MaxSplits(' ', 1));
-  TESSERA_ASSIGN_OR_RETURN(DeviceRun run,
-                           DeviceRun::Make(WayOf(words.second), world));
-  int64_t before = 0;
-  for (int step = 0; step < 3; ++step) {
-    before = testdevice::CountLaunches(kToDevice);
-    for (int i = 0; i < std::stoi(words.first); ++i) {
-      TESSERA_RETURN_IF_ERROR(run.Backward());
-    }
-    TESSERA_RETURN_IF_ERROR(run.engine->Step());
-  }
-  run.net->forward(run.x);  // in which the step is over
-  const int64_t copies = testdevice::CountLaunches(kToDevice) - before;
-  TESSERA_RETURN_IF_ERROR(run.Finish().status());
-  return absl::StrCat(copies);
-}
-
-// It is found before they leave. With another backward the sums of before come
-// back, to be added to.
-TEST(DeviceLaunchesTest, NoGradientComesBackForTheNorm) {
-  for (const int world_size : {1, 2}) {
-    for (const int backwards : {1, 2}) {
-      Way way;
-      way.stage = 2;
-      way.offload = 1;
-      RankPool* const pool = RankPool::Get(world_size);
-      const auto plain =
-          pool->Run("CopiesBack", absl::StrCat(backwards, " ", TextOf(way)));
-      way.clipping = 0.5;
-      const auto clipped =
-          pool->Run("CopiesBack", absl::StrCat(backwards, " ", TextOf(way)));
-      ASSERT_THAT(plain, ::testing::Each(IsOk()));
-      EXPECT_THAT(clipped, ::testing::Each(IsOkAndHolds(*plain[0])))
-          << world_size << ": " << backwards << " " << TextOf(way);
-    }
   }
 }
 
