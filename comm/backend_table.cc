@@ -37,8 +37,11 @@ TransportMemory MemoryOfHierarchical(int ranks, const Settings& nccl) {
   return {MemoryOfShm(ranks, nccl).bytes + MemoryOfGloo(ranks, nccl).bytes};
 }
 
+// Sums have a communicator of their own (comm/nccl/nccl_transport.h).
 TransportMemory MemoryOfNccl(int, const Settings& nccl) {
-  return {Setting(nccl, "NCCL_MAX_NCHANNELS", kNcclChannels) *
+  const auto order = nccl.find("NCCL_LAUNCH_ORDER_IMPLICIT");
+  const int communicators = order == nccl.end() || order->second == "1" ? 2 : 1;
+  return {communicators * Setting(nccl, "NCCL_MAX_NCHANNELS", kNcclChannels) *
               kNcclConnections *
               Setting(nccl, "NCCL_BUFFSIZE", kNcclBufferBytes),
           /*estimated=*/true};

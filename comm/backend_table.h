@@ -4,8 +4,9 @@
 //   shm    a staging area for what does not lie in memory that others may map
 //   gloo   pieces that are received while others are summed; the sockets' own
 //          buffers are the kernel's
-//   nccl   buffers of its channels, on the device. An estimate: how many
-//          channels NCCL takes depends on the machine's links
+//   nccl   buffers of the channels of two communicators, on the device. An
+//          estimate: how many channels NCCL takes depends on the machine's
+//          links
 //   cuda_ipc  two slots that the others read, on the device
 //
 // How each is connected: comm/world/make_group.cc. Threads: any.
@@ -39,8 +40,8 @@ struct BackendInfo {
   absl::string_view name;
   bool of_devices = false;  // wants a GPU on each rank
   // Returns the memory that a rank needs among `ranks`, at least two. `nccl`:
-  // NCCL's environment variables, of which NCCL_BUFFSIZE and NCCL_MAX_NCHANNELS
-  // count.
+  // NCCL's environment variables, of which NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS
+  // and NCCL_LAUNCH_ORDER_IMPLICIT count.
   TransportMemory (*memory)(int ranks,
                             const std::map<std::string, std::string>& nccl);
 };

@@ -64,7 +64,7 @@ class Transport {
   // ---- of those that give collectives to a device
 
   // Returns which lane of the device a call takes. Calls of one lane follow
-  // each other there; those of different lanes run beside each other.
+  // each other there; those of different lanes may run beside each other.
   virtual int LaneOf(const CommCall& /*call*/) const { return 0; }
   // Called once after each Run, whatever it returned. Returns null if nothing
   // was given to the device; else a function that blocks, on another thread,

@@ -67,7 +67,7 @@ class ShardedOptimizer {
   // devices all of it is ASYNC, on the current stream. Units with offloaded
   // states are changed in the background, published at once with a valid
   // `updated`, and their gradients are gone. This call waits for those of them
-  // that cannot be freed.
+  // that cannot be freed, unless FlatParameterOptions::overlap is set.
   absl::Status Step(Gradients* gradients, const GradientFactor& factor = {});
   // Whether the last Step returned an error after it had stepped some units, or
   // after gradients had been changed for it: it cannot be repeated. LOCAL.

@@ -67,12 +67,12 @@ at::Tensor ZeroNorm(at::Device device) {
   return at::zeros({kNormWords}, at::TensorOptions(at::kLong).device(device));
 }
 
-// Whether what was measured of a gradient is all of it. A parameter that has
-// none in this step does not count, whatever lies in its place.
+// Whether what was measured is a part of the norm. Parameters that have no
+// gradient beside others that have one are zeros.
 bool IsMeasured(const FlatGradient& gradient) {
   const std::vector<bool> has = gradient.has_gradient();
-  return gradient.measured().defined() &&
-         std::all_of(has.begin(), has.end(), [](bool one) { return one; });
+  return gradient.elsewhere() != nullptr && gradient.measured().defined() &&
+         std::find(has.begin(), has.end(), true) != has.end();
 }
 
 // Adds units' sums to `sum`. Digits may pass 2^32: FinishNorm carries.

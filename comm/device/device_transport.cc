@@ -13,8 +13,9 @@
 // Why two lanes cannot wait for each other: what a collective waits for on its
 // own device was given there before it, and on other devices it is the same
 // collective, which has been given by the hosts in the same order. A device
-// that lacks room for two at once must start them in the order of the hosts:
-// NCCL does (comm/nccl/nccl_transport.cc).
+// that lacks room for two at once must start them in the order of the hosts, as
+// NCCL does (comm/nccl/nccl_environment.h): then a sum does not wait for a
+// gather's end, but for its beginning.
 //
 // What is left for the device's end: the device itself, the network between
 // devices, and the end of a process in between.
@@ -302,7 +303,7 @@ absl::Status DeviceTransport::Await(const Given& given) const {
 
 void DeviceTransport::AbandonDevice(const absl::Status& why) {
   *aborted_ = true;
-  const absl::Status ended = AbandonBackends(lanes_);
+  const absl::Status ended = AbandonFailedBackends();  // of this domain
   if (ended.ok()) return;
   TESSERA_LOG(ERROR) << why.message() << "; " << options_.backend
                      << " cannot be aborted ("

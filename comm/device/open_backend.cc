@@ -115,7 +115,6 @@ void OpenBackend::NoteEnd() {
 }
 
 absl::Status OpenBackend::Begin(bool abort) {
-  if (begun_.exchange(true)) return absl::OkStatus();
   const absl::Status left = RunAbandonable(
       [self = shared_from_this(), abort] {
         abort ? self->Abort() : self->ShutDown();
@@ -129,6 +128,7 @@ absl::Status OpenBackend::Begin(bool abort) {
 }
 
 void OpenBackend::Drop() {
+  if (begun_.exchange(true)) return;
   const absl::Status begun = Begin(/*abort=*/has_failed());
   if (begun.ok()) return;
   TESSERA_LOG(WARNING) << options_.what
@@ -151,16 +151,12 @@ void CloseOpenBackends() {
   for (const BackendPtr& backend : all) backend->Close(deadline);
 }
 
-absl::Status AbandonBackends(const std::vector<BackendPtr>& also) {
+absl::Status AbandonFailedBackends() {
   std::vector<BackendPtr> begun;
-  for (const BackendPtr& backend : AllOpen()) {
-    const bool own = std::find(also.begin(), also.end(), backend) != also.end();
-    if (!backend->ending() && (own || backend->has_failed())) {
-      begun.push_back(backend);
-    }
-  }
   absl::Status first;
-  for (const BackendPtr& backend : begun) {
+  for (const BackendPtr& backend : AllOpen()) {
+    if (!backend->has_failed() || backend->begun_.exchange(true)) continue;
+    begun.push_back(backend);
     first.Update(backend->Begin(/*abort=*/true));
   }
   const Deadline deadline = DeadlineOf(begun);

@@ -1,8 +1,8 @@
 // OpenBackend: a backend of c10d's that a group on a device uses, from its
 // connection to its end, which is always explicit:
 //
-//   Close            at a clean end: backend->shutdown()
-//   AbandonBackends  after a failure of the group's domain: backend->abort()
+//   Close                  at a clean end: backend->shutdown()
+//   AbandonFailedBackends  after a failure of the domain: backend->abort()
 //
 // The process keeps a list of those whose end has not come.
 //
@@ -14,7 +14,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -63,11 +62,11 @@ class OpenBackend : public std::enable_shared_from_this<OpenBackend> {
   const Options& options() const { return options_; }
 
  private:
-  friend absl::Status AbandonBackends(
-      const std::vector<std::shared_ptr<OpenBackend>>& also);
+  friend absl::Status AbandonFailedBackends();
 
   OpenBackend(Options options, c10::intrusive_ptr<c10d::Backend> backend);
-  // Begins the end, on a thread of its own. ResourceExhausted if there is none.
+  // Ends it on a thread of its own. ResourceExhausted if there is none.
+  // REQUIRES: this caller has set begun_.
   absl::Status Begin(bool abort);
   // Run on that thread.
   void Abort();
@@ -89,12 +88,11 @@ class OpenBackend : public std::enable_shared_from_this<OpenBackend> {
 // is under way.
 void CloseOpenBackends();
 
-// Aborts those of `also`, and all that are listed whose domain has failed, at
-// once: one may come to its end only with another. Those whose end has begun
-// are left alone. Blocks for at most the longest patience, then returns
-// DeadlineExceeded. They stay valid, for good. LOCAL.
-absl::Status AbandonBackends(
-    const std::vector<std::shared_ptr<OpenBackend>>& also);
+// Aborts all that are listed whose domain has failed, at once: one may come to
+// its end only with another. Those whose end has begun are left alone. Blocks
+// for at most the longest patience, then returns DeadlineExceeded. They stay
+// valid, for good. LOCAL.
+absl::Status AbandonFailedBackends();
 
 }  // namespace tessera
 #endif  // COMM_DEVICE_OPEN_BACKEND_H_

@@ -91,6 +91,7 @@ TEST_F(GpuTest, NcclOfOneRank) {
     group.world_size = 1;
     NcclOptions options;
     options.ordered_sums = ordered;
+    options.sums_apart = true;
     TESSERA_ASSERT_OK_AND_ASSIGN(
         group.domain, FailureDomain::Join(store, group, /*same_host=*/true));
     const auto host = std::dynamic_pointer_cast<GroupCommunicator>(

@@ -9,7 +9,6 @@
 #include "c10/cuda/CUDAGuard.h"
 #include "comm/device/device_transport.h"
 #include "comm/device/gpu_sum.h"
-#include "comm/nccl/nccl_environment.h"
 #include "comm/nccl/nccl_group.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -37,13 +36,12 @@ absl::StatusOr<std::shared_ptr<Transport>> ConnectNcclTransport(
     const c10::intrusive_ptr<c10d::Store>& store, const NcclOptions& options,
     std::shared_ptr<Transport> host) {
   const auto device = static_cast<c10::DeviceIndex>(options.device);
-  const bool sums_apart = StartInHostOrder();
   c10::intrusive_ptr<c10d::Backend> group, sums;
   TESSERA_RETURN_IF_ERROR(CatchTorch("nccl", [&]() -> absl::Status {
     const c10::cuda::CUDAGuard guard(device);
     TESSERA_ASSIGN_OR_RETURN(
         group, NewNcclGroup(store, options.rank, options.world_size));
-    if (!sums_apart) return absl::OkStatus();
+    if (!options.sums_apart) return absl::OkStatus();
     TESSERA_ASSIGN_OR_RETURN(
         sums,
         NewNcclGroup(c10::make_intrusive<c10d::PrefixStore>("sums", store),

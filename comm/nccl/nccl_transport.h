@@ -3,10 +3,7 @@
 // Sums: in rank order by default, through an all-to-all and a kernel of ours,
 // so that they have the bits that gloo gives. With ordered_sums off NCCL sums
 // while it moves, in an order of its own, which depends on the world's shape.
-//
-// Sums have a communicator of their own, beside gathers, unless the environment
-// has NCCL_LAUNCH_ORDER_IMPLICIT=0. NCCL makes it, with its memory, at the
-// first sum of a device's tensor.
+// NCCL makes a communicator, with its memory, when it is first used.
 #ifndef COMM_NCCL_NCCL_TRANSPORT_H_
 #define COMM_NCCL_NCCL_TRANSPORT_H_
 
@@ -29,6 +26,9 @@ struct NcclOptions {
   int world_size = 1;
   int device = 0;  // this rank's GPU, which no other rank uses
   bool ordered_sums = true;
+  // Sums have a communicator of their own, beside gathers: identical on all
+  // ranks. REQUIRES: StartInHostOrder (comm/nccl/nccl_environment.h).
+  bool sums_apart = false;
 };
 
 // True if this build has CUDA and NCCL.

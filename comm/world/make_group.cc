@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,7 @@
 #include "comm/group/group_communicator.h"
 #include "comm/group/self_communicator.h"
 #include "comm/hierarchical/hierarchical_transport.h"
+#include "comm/nccl/nccl_environment.h"
 #include "comm/nccl/nccl_transport.h"
 #include "comm/rendezvous/abandonable.h"
 #include "comm/rendezvous/local_address.h"
@@ -114,10 +116,20 @@ absl::Status ConnectHost(Connecting* ranks, const std::string& backend) {
 absl::StatusOr<std::shared_ptr<Transport>> ConnectByNccl(Connecting* ranks) {
   TESSERA_RETURN_IF_ERROR(ConnectHost(ranks, "auto"));
   const GroupPlan& plan = ranks->plan;
-  return ConnectNcclTransport(ranks->store,
-                              {plan.options.rank, plan.options.world_size,
-                               plan.device, plan.ordered_sums},
-                              ranks->host->transport());
+  NcclOptions options;
+  options.rank = plan.options.rank;
+  options.world_size = plan.options.world_size;
+  options.device = plan.device;
+  options.ordered_sums = plan.ordered_sums;
+  // Environments may differ.
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> orders,
+      ranks->host->AllGatherStrings(StartInHostOrder() ? "" : "other",
+                                    {"lanes of nccl"}));
+  options.sums_apart =
+      std::all_of(orders.begin(), orders.end(),
+                  [](const std::string& order) { return order.empty(); });
+  return ConnectNcclTransport(ranks->store, options, ranks->host->transport());
 }
 
 absl::StatusOr<std::shared_ptr<Transport>> ConnectByCudaIpc(Connecting* ranks) {

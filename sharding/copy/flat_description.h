@@ -62,8 +62,8 @@ struct FlatParameterOptions {
   bool remainder_masters = false;
   // The flat has a master and an optimizer state from the start.
   bool trainable = true;
-  // New values are sent to the other ranks while the program goes on (stages 1
-  // and 2); the first use waits.
+  // New values of a copy that is always whole come from the other ranks, and
+  // from an update on the host, while the program goes on; the first use waits.
   bool overlap = true;
   // Operators cast other tensors to the parameters' dtype
   // (sharding/dispatch/cast_inputs.h).

@@ -18,6 +18,7 @@
 #include "base/status.h"
 #include "base/stream/stream_uses.h"
 #include "base/torch/divide.h"
+#include "base/torch_guard.h"
 #include "sharding/flat/whole_values.h"
 
 namespace tessera {
@@ -51,6 +52,10 @@ at::ScalarType FlatGradient::DtypeOf(Arrival how) const {
              : flat_->reduce_dtype();
 }
 
+at::ScalarType FlatGradient::kept_dtype() const {
+  return widened_ ? flat_->gradient_dtype() : flat_->kept_gradient_dtype();
+}
+
 at::Tensor FlatGradient::PlaceIn(const FlatBuffer& buffer,
                                  int parameter) const {
   return tessera::PlaceIn(buffer, *flat_, parameter);
@@ -80,8 +85,8 @@ std::vector<bool> FlatGradient::expected() const {
 
 bool FlatGradient::reduces_in_place() const {
   return !flat_->stage().sharded_gradients && local_.defined() &&
-         local_.dtype() == flat_->kept_gradient_dtype() &&
-         flat_->reduce_dtype() == flat_->kept_gradient_dtype();
+         local_.dtype() == kept_dtype() &&
+         flat_->reduce_dtype() == kept_dtype();
 }
 
 // local_ ready to take this micro-batch's gradients. Where it holds the step's
@@ -131,6 +136,8 @@ absl::Status FlatGradient::MoveOut() {
   moved.View().copy_(owned());
   reduced_ = std::move(moved);
   in_place_ = false;
+  // Room on the host is not exchanged again in each step.
+  widened_ |= flat_->updated_on_host();
   return absl::OkStatus();
 }
 
@@ -227,12 +234,11 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
       to = local_.View(flat_->owned());
     } else if (local_.defined() && sums.numel() == local_.numel() &&
                sums.data_ptr() == local_.data() &&
-               local_.dtype() == flat_->kept_gradient_dtype()) {
+               local_.dtype() == kept_dtype()) {
       reduced_ = std::move(local_);  // alone, all of it is ours
       to = reduced_.View();
     } else {
-      TESSERA_RETURN_IF_ERROR(
-          EnsureReduced(flat_->kept_gradient_dtype(), Fill::kNone));
+      TESSERA_RETURN_IF_ERROR(EnsureReduced(kept_dtype(), Fill::kNone));
       to = reduced_.View();
     }
     Divide(sums, divisor, to);
@@ -248,16 +254,16 @@ absl::StatusOr<Raised> FlatGradient::Raise() const {
 
 absl::StatusOr<Raised> FlatGradient::RaiseToChange() {
   TESSERA_RETURN_IF_ERROR(AwaitReaders());
-  measured_.reset();
   if (elsewhere() != nullptr && stored().dtype() != flat_->gradient_dtype()) {
     {
       TESSERA_ASSIGN_OR_RETURN(const Raised narrow, Raise());
       TESSERA_RETURN_IF_ERROR(MoveOut());
     }
+    ForgetStored();
     TESSERA_RETURN_IF_ERROR(StartStore());  // with more room
     TESSERA_RETURN_IF_ERROR(FinishStore());
-    measured_.reset();
   }
+  ForgetMeasured();
   const at::Tensor now = elsewhere() == nullptr ? owned() : at::Tensor();
   if (now.defined() && now.scalar_type() != flat_->gradient_dtype()) {
     TESSERA_RETURN_IF_ERROR(MoveOut());
@@ -325,7 +331,12 @@ void FlatGradient::DropMicroBatch() {
 
 void FlatGradient::Zero() {
   DropMicroBatch();
-  (void)AwaitReaders();
+  // An update on the host reads what is there, which stays.
+  if (flat_->updated_on_host()) {
+    (void)CatchTorch("gradient", [this] { OrderAfterCopy(); });
+  } else {
+    (void)AwaitReaders();
+  }
   flat_->used_without_grad() = false;
   in_place_ = false;
   for (ParameterGradient& p : parameters_) p.in_step = p.used_up = false;
@@ -368,15 +379,12 @@ int64_t FlatGradient::resident_bytes() const {
   const auto bytes = [](int64_t numel, at::ScalarType dtype) {
     return numel * static_cast<int64_t>(c10::elementSize(dtype));
   };
-  const int64_t reduced =
-      bytes(flat_->owned().numel(), flat_->kept_gradient_dtype());
+  const int64_t reduced = bytes(flat_->owned().numel(), kept_dtype());
   if (flat_->options().gradients_tier != Tier::kMemory) return 0;
   if (flat_->stage().sharded_gradients) return reduced;
   const int64_t local =
       bytes(flat_->layout().whole_numel(), flat_->reduce_dtype());
-  return flat_->reduce_dtype() == flat_->kept_gradient_dtype()
-             ? local
-             : local + reduced;
+  return flat_->reduce_dtype() == kept_dtype() ? local : local + reduced;
 }
 
 }  // namespace tessera

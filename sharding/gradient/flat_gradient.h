@@ -257,6 +257,9 @@ class FlatGradient {
   absl::Status StartStore();
   // The step's gradient is not, or no longer, what is elsewhere.
   void ForgetStored();
+  void ForgetMeasured();
+  // Returns the dtype of a step's first sums.
+  at::ScalarType kept_dtype() const;
   absl::Status AwaitReaders();
   // Makes the current stream wait for what StartCopyTo has started. Throws
   // c10::Error.
@@ -282,6 +285,7 @@ class FlatGradient {
   FlatBuffer outgoing_;  // [P], where local_ is of another dtype; what was held
   FlatBuffer reduced_;   // [owned], unless in_place_ or is_stored_
   bool is_stored_ = false;  // the step's gradient is in stored()
+  bool widened_ = false;    // one that goes to the host was, once
   Measure measure_;
   at::Tensor measured_;  // of stored()
   // The step's gradient is the owned range of local_ itself.

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "base/stream/stream_uses.h"
 #include "base/torch_guard.h"
 #include "offload/update_stream.h"
 #include "sharding/gradient/flat_gradient.h"
@@ -54,6 +55,7 @@ absl::Status FlatGradient::StartStore() {
   TESSERA_RETURN_IF_ERROR(
       flat_->states().Ensure(ShardStates::kGradient, reduced_.dtype(),
                              options.PlaceOf(options.gradients_tier)));
+  ForgetMeasured();
   if (measure_) measured_ = measure_(*this, reduced_.View());
   TESSERA_RETURN_IF_ERROR(stored().StartStore(std::move(reduced_)));
   is_stored_ = true;
@@ -62,6 +64,12 @@ absl::Status FlatGradient::StartStore() {
 
 void FlatGradient::ForgetStored() {
   is_stored_ = false;
+  ForgetMeasured();
+}
+
+// It goes back to the stream that it was allocated for.
+void FlatGradient::ForgetMeasured() {
+  if (measured_.defined()) KeepForCurrentStream(measured_);
   measured_.reset();
 }
 

@@ -97,7 +97,8 @@ void Reduction::StartSum(const FlatParameter& flat, const at::Tensor& whole,
   } else {
     within_group_ = group->AllReduceSum(mine, tag);
   }
-  // In the order of the calls, so after it.
+  // In the order of the calls, so after it: on a device both are sums, of one
+  // lane.
   if (flat.replicas() != nullptr) {
     over_replicas_ = flat.replicas()->AllReduceSum(
         mine, CommTag(absl::StrCat(tag.what, ", over replicas"), tag.site));

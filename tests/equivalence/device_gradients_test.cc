@@ -30,8 +30,9 @@ constexpr char kToDevice[] = "aten::copy_ to the device";
 
 struct Steps {
   Way way;
-  int backwards = 1;        // of a step
-  std::string change = "";  // of a gradient, before the step: "" or "set"
+  int backwards = 1;  // of a step
+  // "set": one of them, before the step; "frozen": a parameter has none.
+  std::string change = "";
 };
 
 std::string TextOf(const Steps& steps) {
@@ -45,6 +46,7 @@ TESSERA_RANK_FUNCTION(GradientsLeave) {
   const std::vector<std::string> words = absl::StrSplit(args, '|');
   const Way way = WayOf(words[0]);
   TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(way, world));
+  if (words[2] == "frozen") run.net->b->bias.set_requires_grad(false);
   int64_t before = 0;
   for (int step = 0; step < 3; ++step) {
     before = testdevice::CountLaunches(kToDevice);
@@ -77,7 +79,7 @@ std::pair<std::string, std::string> Run(int world_size, const Steps& steps) {
 TEST(DeviceGradientsTest, NoneComesBackForTheNorm) {
   for (const int world_size : {1, 2}) {
     for (const int backwards : {1, 2}) {
-      Steps steps{{"1", 2}, backwards};
+      Steps steps{{"1", 2}, backwards, backwards == 1 ? "frozen" : ""};
       steps.way.offload = 1;
       const std::string plain = Run(world_size, steps).first;
       steps.way.clipping = 0.5;
@@ -93,10 +95,10 @@ TEST(DeviceGradientsTest, TheBitsAreThoseOfTheCpu) {
     for (const int stage : {1, 2, 3}) {
       for (const int fp16 : {kFp32, kBf16}) {
         for (const int backwards : {1, 2}) {
-          for (const char* change : {"", "set"}) {
+          for (const char* change : {"", "set", "frozen"}) {
             // A part of them, in which every pair occurs.
             const int sum = world_size + stage + (fp16 == kBf16) + backwards;
-            if ((sum + (*change != 0)) % 2 == 0) continue;
+            if ((sum + (*change == 's')) % 2 == 0) continue;
             Steps steps{{"", stage, 0.5, 2, fp16}, backwards, change};
             const std::string want = Run(world_size, steps).second;
             steps.way.device = "1/workers";

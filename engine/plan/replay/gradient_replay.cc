@@ -172,12 +172,20 @@ void GradientReplay::End() {
   LaunchReady(/*all=*/true);
   Finish();
   FinishStoring();
+  int64_t leaves = 0;  // while the next unit's comes back
   for (size_t i = 0; i < states_.size(); ++i) {
     State& state = states_[i];
     if (!state.expected || options_.uses_up) continue;
     const PlannedFlat& flat = flats_[i];
     if (state.in_step) {
-      if (flat.gradients == Tier::kMemory) EnsureReduced(i);
+      if (flat.gradients == Tier::kMemory) {
+        EnsureReduced(i);
+      } else {
+        const int64_t back = flat.owned_numel() * flat.gradient_bytes;
+        held_->Add(PlanKind::kGradients, back);
+        held_->Remove(PlanKind::kGradients, std::exchange(state.sums_bytes, 0));
+        held_->Remove(PlanKind::kGradients, std::exchange(leaves, back));
+      }
     } else if (!flat.sharded_gradients && flat.keeps_sums) {
       state.in_place = true;
       held_->Remove(PlanKind::kGradients,
@@ -187,6 +195,7 @@ void GradientReplay::End() {
     held_->Remove(PlanKind::kGradients, std::exchange(state.sums_bytes, 0));
     if (flat.sharded_gradients) FreeLocal(i);
   }
+  held_->Remove(PlanKind::kGradients, leaves);
 }
 
 void GradientReplay::Zero() {
