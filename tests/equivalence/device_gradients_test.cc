@@ -66,7 +66,7 @@ TESSERA_RANK_FUNCTION(GradientsLeave) {
 }
 
 // Returns the two parts of what rank 0 answers.
-std::pair<std::string, std::string> Run(int world_size, const Steps& steps) {
+std::pair<std::string, std::string> Train(int world_size, const Steps& steps) {
   const auto answers =
       RankPool::Get(world_size)->Run("GradientsLeave", TextOf(steps));
   EXPECT_THAT(answers, Each(IsOk())) << TextOf(steps);
@@ -81,9 +81,9 @@ TEST(DeviceGradientsTest, NoneComesBackForTheNorm) {
     for (const int backwards : {1, 2}) {
       Steps steps{{"1", 2}, backwards, backwards == 1 ? "frozen" : ""};
       steps.way.offload = 1;
-      const std::string plain = Run(world_size, steps).first;
+      const std::string plain = Train(world_size, steps).first;
       steps.way.clipping = 0.5;
-      EXPECT_EQ(Run(world_size, steps).first, plain)
+      EXPECT_EQ(Train(world_size, steps).first, plain)
           << world_size << ": " << TextOf(steps);
     }
   }
@@ -100,10 +100,10 @@ TEST(DeviceGradientsTest, TheBitsAreThoseOfTheCpu) {
             const int sum = world_size + stage + (fp16 == kBf16) + backwards;
             if ((sum + (*change == 's')) % 2 == 0) continue;
             Steps steps{{"", stage, 0.5, 2, fp16}, backwards, change};
-            const std::string want = Run(world_size, steps).second;
+            const std::string want = Train(world_size, steps).second;
             steps.way.device = "1/workers";
             steps.way.offload = 1;
-            EXPECT_EQ(Run(world_size, steps).second, want)
+            EXPECT_EQ(Train(world_size, steps).second, want)
                 << "W " << world_size << ": " << TextOf(steps);
             if (HasFailure()) return;
           }
