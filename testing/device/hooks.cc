@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdlib>
 #include <mutex>
 #include <unordered_set>
@@ -63,6 +64,7 @@ std::vector<at::Generator>& Defaults() {
 class PinnedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
+    Sweep();
     void* const data = std::malloc(bytes == 0 ? 1 : bytes);
     TORCH_CHECK(data != nullptr, "test device: no pinned memory");
     {
@@ -83,10 +85,17 @@ class PinnedAllocator final : public c10::Allocator {
   }
 
  private:
+  struct Leaving {
+    void* data;
+    std::vector<Worker::Done> until;
+  };
   static void Delete(void* data);
+  // Frees what no task can use any more.
+  void Sweep();
 
   mutable absl::Mutex mutex_;
   std::unordered_set<const void*> all_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Leaving> leaving_ ABSL_GUARDED_BY(mutex_);
 };
 
 PinnedAllocator* Pinned() {
@@ -94,15 +103,32 @@ PinnedAllocator* Pinned() {
   return allocator;
 }
 
-// Frees a block; one that a task still holds is freed when the task ends. This
-// must not wait, since others may wait for the task.
+// As CUDA's, nobody waits here: a block is freed when streams have done what
+// they have been given until now.
 void PinnedAllocator::Delete(void* data) {
-  if (!Runtime::Get().OnWorker()) Runtime::Get().Drain();
   Runtime::Get().checker().Free(reinterpret_cast<uintptr_t>(data));
   PinnedAllocator* const pinned = Pinned();
-  absl::MutexLock lock(&pinned->mutex_);
-  pinned->all_.erase(data);
-  std::free(data);
+  Leaving leaving{data, Runtime::Get().MarkAll()};
+  {
+    absl::MutexLock lock(&pinned->mutex_);
+    pinned->leaving_.push_back(std::move(leaving));
+  }
+  pinned->Sweep();
+}
+
+void PinnedAllocator::Sweep() {
+  absl::MutexLock lock(&mutex_);
+  const auto gone = std::partition(
+      leaving_.begin(), leaving_.end(), [](const Leaving& leaving) {
+        return !std::all_of(
+            leaving.until.begin(), leaving.until.end(),
+            [](const auto& done) { return done->HasBeenNotified(); });
+      });
+  for (auto each = gone; each != leaving_.end(); ++each) {
+    all_.erase(each->data);
+    std::free(each->data);
+  }
+  leaving_.erase(gone, leaving_.end());
 }
 
 struct Hooks final : at::PrivateUse1HooksInterface {

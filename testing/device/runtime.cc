@@ -164,6 +164,15 @@ void Runtime::Drain() {
   for (const Worker::Done& done : all) done->WaitForNotification();
 }
 
+std::vector<Worker::Done> Runtime::MarkAll() {
+  std::vector<Worker::Done> all;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& worker : workers_) {
+    if (worker != nullptr) all.push_back(worker->Mark());
+  }
+  return all;
+}
+
 bool Runtime::OnWorker() const {
   absl::MutexLock lock(&mutex_);
   return std::any_of(workers_.begin(), workers_.end(), [](const auto& worker) {

@@ -60,6 +60,9 @@ class Runtime {
   // Waits until all streams have done all. The host learns nothing by it, and
   // it is not counted, since no rule of devices makes the host wait.
   void Drain();
+  // Returns notifications for when all streams have done what they have been
+  // given by now; empty if they do it at once.
+  std::vector<Worker::Done> MarkAll();
   // Returns whether this thread belongs to a stream.
   bool OnWorker() const;
   bool IsIdle(c10::Stream stream);
