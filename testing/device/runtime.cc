@@ -173,13 +173,6 @@ std::vector<Worker::Done> Runtime::MarkAll() {
   return all;
 }
 
-bool Runtime::OnWorker() const {
-  absl::MutexLock lock(&mutex_);
-  return std::any_of(workers_.begin(), workers_.end(), [](const auto& worker) {
-    return worker != nullptr && worker->IsCurrent();
-  });
-}
-
 bool Runtime::IsIdle(c10::Stream stream) {
   const std::shared_ptr<Event> all = Record(stream);
   return Query(*all);

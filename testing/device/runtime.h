@@ -63,8 +63,6 @@ class Runtime {
   // Returns notifications for when all streams have done what they have been
   // given by now; empty if they do it at once.
   std::vector<Worker::Done> MarkAll();
-  // Returns whether this thread belongs to a stream.
-  bool OnWorker() const;
   bool IsIdle(c10::Stream stream);
 
   // ---- Events.
