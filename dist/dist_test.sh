@@ -3,7 +3,7 @@
 # with the system's compiler, and run on two ranks: README's and a model of
 # somebody's own. Nothing of this build is used but libtorch.
 #
-# usage: dist_test.sh ARCHIVE USER_FOLDER LIBRARY_OF_THIS_BUILD DATA_PAGE
+# usage: dist_test.sh ARCHIVE USER_FOLDER LIBRARY_OF_THIS_BUILD PAGE...
 set -euo pipefail
 
 archive="$1" user="$2"
@@ -23,9 +23,10 @@ for file in "${home}"/bin/* "${home}"/lib/*.so.*; do
     { echo "${file}: ${paths}"; exit 1; }
 done
 
-# Every header that the page of data names is there.
-headers="$(grep -oE '\<(base|data|loader)/[a-z_/]+\.h' "$4" | sort -u)"
-[[ "$(wc -l <<< "${headers}")" -ge 5 ]]
+# Every header that a page for users names is there.
+headers="$(grep -hoE '\<(base|data|loader|nn|verify)/[a-z_/]+\.h' "${@:4}" |
+  sort -u)"
+[[ "$(wc -l <<< "${headers}")" -ge 8 ]]
 for header in ${headers}; do
   [[ -f "${home}/include/tessera/${header}" ]] ||
     { echo "${header} is not in the archive"; exit 1; }

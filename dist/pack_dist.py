@@ -29,6 +29,7 @@ PUBLIC = [
     'data/text/packed_corpus.h', 'data/text/token_corpus.h',
     'data/text/token_writer.h', 'engine/tessera.h',
     'loader/client_state.h', 'loader/data_loader.h',
+    'nn/linear_cross_entropy.h', 'nn/sync_batch_norm.h',
     'optim/custom/torch_optimizer.h', 'verify/verify.h']
 SYSTEM = '/usr/include'
 THIRD_PARTY = ('absl/', 'google/protobuf/')
