@@ -24,7 +24,7 @@ for file in "${home}"/bin/* "${home}"/lib/*.so.*; do
 done
 
 # Every header that a page for users names is there.
-headers="$(grep -hoE '\<(base|data|loader|nn|verify)/[a-z_/]+\.h' "${@:4}" |
+headers="$(grep -hoE '\<(base|data|loader|nn)/[a-z_/]+\.h' "${@:4}" |
   sort -u)"
 [[ "$(wc -l <<< "${headers}")" -ge 8 ]]
 for header in ${headers}; do
