@@ -177,17 +177,19 @@ TEST(DeviceLaunchesTest, GradientsLeaveOnAStreamOfTheirOwn) {
 }
 
 // args: a Way. Returns how many copies to the device a step of one unit has,
-// which is a little larger than the least that is sent.
+// which is a little larger than the least that is sent, and its values then.
 TESSERA_RANK_FUNCTION(CopiesToTheDevice) {
   constexpr int64_t kSide = 3072;
   static_assert(kSide * kSide > kLeastUploadNumel &&
                 kSide * kSide < 2 * kLeastUploadNumel);
   const Way way = WayOf(args);
   EngineOptions options;
-  options.device = testdevice::TestDevice(1);
+  options.device =
+      way.device.empty() ? at::Device(at::kCPU) : testdevice::TestDevice(1);
   TESSERA_ASSIGN_OR_RETURN(options.communicator, GroupOf(way, world));
   RegisterTestDeviceKernels();
   testdevice::SetMode(testdevice::Mode::kAtOnce);
+  torch::manual_seed(1);
   torch::nn::Linear net(
       torch::nn::LinearOptions(kSide, kSide).bias(/*bias=*/false));
   TESSERA_ASSIGN_OR_RETURN(auto engine,
@@ -205,7 +207,7 @@ TESSERA_RANK_FUNCTION(CopiesToTheDevice) {
   net->forward(x);  // in which the step is over
   const int64_t copies = testdevice::CountLaunches(kToDevice) - before;
   TESSERA_RETURN_IF_ERROR(engine->Close());
-  return absl::StrCat(copies);
+  return absl::StrCat(copies, " ", PrintOf(net->weight.detach().cpu()));
 }
 
 // The first piece leaves before all of the unit has been stepped.
@@ -214,9 +216,15 @@ TEST(DeviceLaunchesTest, NewValuesComeFromTheHostInLargePieces) {
     Way way;
     way.stage = 1;
     way.fp16 = fp16;
+    way.device = "";
+    const auto plain =
+        RankPool::Get(1)->Run("CopiesToTheDevice", TextOf(way))[0];
+    TESSERA_ASSERT_OK(plain.status());
+    way.device = "1";
     way.offload = 1;
-    EXPECT_THAT(RankPool::Get(1)->Run("CopiesToTheDevice", TextOf(way)),
-                ::testing::Each(IsOkAndHolds("2")))
+    EXPECT_THAT(
+        RankPool::Get(1)->Run("CopiesToTheDevice", TextOf(way)),
+        ::testing::Each(IsOkAndHolds(absl::StrCat("2", plain->substr(1)))))
         << TextOf(way);
   }
 }

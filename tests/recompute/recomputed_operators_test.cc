@@ -41,6 +41,7 @@ Tensor FilledAndWritten(const Tensor& h) {
 
 TEST_F(RecomputedUnitsTest, KeepsWhatWasFilledBeforeAnOperatorWrote) {
   ExpectSameTraining([](Trained& run) { SetMiddle(run, FilledAndWritten); });
+  EXPECT_EQ(ReportOf(FilledAndWritten).given_up, 0);
 }
 
 TEST_F(RecomputedUnitsTest, FollowsTensorsMadeOfVectors) {
