@@ -206,6 +206,23 @@ TEST(FailureTest, RanksInDifferentCollectivesAreTold) {
   }
 }
 
+// Only what it is for differs.
+TESSERA_RANK_FUNCTION(OfAnotherUnit) {
+  at::Tensor t = torch::ones({1000});
+  return world.communicator()
+      ->AllReduceSum(t, {world.rank() == 0 ? "sum of a" : "sum of b"})
+      .Wait()
+      .ToString();
+}
+
+TEST(FailureTest, UnitsOfOneSizeOnTwoHostsAreTold) {
+  RankPool pool(OnHosts({0, 1}));
+  EXPECT_THAT(pool.Run("OfAnotherUnit", ""),
+              Each(IsOkAndHolds(AllOf(HasSubstr("different collectives"),
+                                      HasSubstr("sum of a"),
+                                      HasSubstr("sum of b")))));
+}
+
 // Of one size, and rank 1 exchanges no messages.
 TESSERA_RANK_FUNCTION(InAnotherDtype) {
   at::Tensor t =
