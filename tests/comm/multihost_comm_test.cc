@@ -217,10 +217,10 @@ TESSERA_RANK_FUNCTION(OfAnotherUnit) {
 
 TEST(FailureTest, UnitsOfOneSizeOnTwoHostsAreTold) {
   RankPool pool(OnHosts({0, 1}));
-  EXPECT_THAT(pool.Run("OfAnotherUnit", ""),
-              Each(IsOkAndHolds(AllOf(HasSubstr("different collectives"),
-                                      HasSubstr("sum of a"),
-                                      HasSubstr("sum of b")))));
+  EXPECT_THAT(
+      pool.Run("OfAnotherUnit", ""),
+      Each(IsOkAndHolds(AllOf(HasSubstr("different collectives"),
+                              HasSubstr("sum of a"), HasSubstr("sum of b")))));
 }
 
 // Of one size, and rank 1 exchanges no messages.
