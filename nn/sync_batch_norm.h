@@ -84,10 +84,14 @@ at::Tensor SyncBatchNorm(const at::Tensor& input,
 template <typename Base, typename Derived>
 class SyncBatchNormImplBase : public Base {
  public:
+  // Makes the layer with libtorch's options, on the CPU. LOCAL.
   explicit SyncBatchNormImplBase(const torch::nn::BatchNormOptions& options,
                                  SyncBatchNormOptions sync = {})
       : Base(options), sync_(std::move(sync)) {}
 
+  // Normalizes `input`, of Base's shapes, by the statistics of all of the
+  // group's ranks: COLLECTIVE while it is training; LOCAL in evaluation, as
+  // Base. Throws c10::Error for another shape, and for a group that has failed.
   at::Tensor forward(const at::Tensor& input) {
     if (!this->is_training()) return Base::forward(input);
     this->_check_input_dim(input);
