@@ -8,9 +8,12 @@
 // new values that go up are copied in memory, where a GPU's copy engine would
 // read them. That is part of what is measured; the model's arithmetic is not.
 //
+// Where parameters are on the host, too ("at rest"), nothing goes up: that is
+// the update alone.
+//
 // bytes: what a parameter needs: the gradient read, the master and two moments
-// read and written, its new value in the model's dtype written once, and read
-// and written once by the copy to the device. Steps and triads take turns.
+// read and written, in bf16 its new value written once, and that read and
+// written once by the copy to the device. Steps and triads take turns.
 // Prints one line of JSON for each figure: medians over rounds, of GB/s and of
 // the rounds' ratios to the triad's GB/s, counted with what it reads before it
 // writes.
@@ -72,9 +75,13 @@ struct Case {
   std::string name;
   bool bf16 = false;
   bool early = false;
+  bool at_rest = false;  // parameters are on the host
 
   // Returns the bytes that an element's update moves, read and written.
-  double bytes() const { return 4 + 24 + (bf16 ? 2 + 4 : 8); }
+  double bytes() const {
+    const int value = bf16 ? 2 : 4;  // and the gradient, of one rank
+    return value + 24 + (bf16 ? value : 0) + (at_rest ? 0 : 2 * value);
+  }
 };
 
 proto::Config ConfigOf(const Case& how) {
@@ -84,7 +91,9 @@ proto::Config ConfigOf(const Case& how) {
   config.mutable_optimizer()->set_type("AdamW");
   config.mutable_bf16()->set_enabled(how.bf16);
   auto* const zero = config.mutable_zero_optimization();
-  zero->set_stage(2);
+  zero->set_stage(how.at_rest ? 3 : 2);
+  zero->set_overlap_comm(false);  // a step's report has all of its update
+  if (how.at_rest) zero->mutable_offload_param()->set_device("cpu");
   zero->mutable_offload_optimizer()->set_device("cpu");
   zero->mutable_offload_optimizer()->set_cpuadam_cores_perc(1);
   auto* const offload = config.mutable_sharding()->mutable_offload();
@@ -170,8 +179,12 @@ absl::Status Run(int argc, char** argv) {
   std::vector<double> triads;
   std::vector<Training> trainings;
   for (const Case& how :
-       {Case{"fp32, in Step", false, false}, Case{"fp32, early", false, true},
-        Case{"bf16, in Step", true, false}, Case{"bf16, early", true, true}}) {
+       {Case{"fp32, in Step"}, Case{"fp32, early", false, true},
+        Case{"bf16, in Step", true}, Case{"bf16, early", true, true},
+        Case{"fp32, in Step, at rest", false, false, true},
+        Case{"fp32, early, at rest", false, true, true},
+        Case{"bf16, in Step, at rest", true, false, true},
+        Case{"bf16, early, at rest", true, true, true}}) {
     TESSERA_ASSIGN_OR_RETURN(Training training, Training::Make(how));
     trainings.push_back(std::move(training));
   }
