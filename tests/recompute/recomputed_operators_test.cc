@@ -41,7 +41,9 @@ Tensor FilledAndWritten(const Tensor& h) {
 
 TEST_F(RecomputedUnitsTest, KeepsWhatWasFilledBeforeAnOperatorWrote) {
   ExpectSameTraining([](Trained& run) { SetMiddle(run, FilledAndWritten); });
-  EXPECT_EQ(ReportOf(FilledAndWritten).given_up, kBlocks);
+  const RecomputeReport report = ReportOf(FilledAndWritten);
+  EXPECT_EQ(report.given_up, kBlocks);
+  EXPECT_THAT(report.held, ::testing::IsEmpty());
 }
 
 TEST_F(RecomputedUnitsTest, FollowsTensorsMadeOfVectors) {
