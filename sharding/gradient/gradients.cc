@@ -315,19 +315,16 @@ absl::Status Gradients::ReduceRest(absl::Status mine) {
 
 // The micro-batch becomes part of the step's gradients. All ranks know from the
 // agreement what any of them held, so all launch the sums of that, in this
-// order. What is elsewhere comes back to be added to while the last unit's
-// leaves.
+// order. Sums come back from elsewhere while those of the unit before leave.
 absl::Status Gradients::Commit(const std::vector<bool>& arrived,
                                const std::vector<bool>& held) {
   size_t first = 0;
   FlatGradient* leaves = nullptr;
   for (auto& flat : flats_) {
-    const size_t n = flat->num_parameters();
-    std::vector<bool> came(arrived.begin() + first,
-                           arrived.begin() + first + n);
-    const std::vector<bool> late(held.begin() + first,
-                                 held.begin() + first + n);
-    first += n;
+    const size_t n = flat->num_parameters(), end = first + n;
+    std::vector<bool> came(arrived.begin() + first, arrived.begin() + end);
+    const std::vector<bool> late(held.begin() + first, held.begin() + end);
+    first = end;
     TESSERA_RETURN_IF_ERROR(CheckNoneLate(*flat, came, late));
     TESSERA_RETURN_IF_ERROR(flat->Commit(came));
     if (std::find(late.begin(), late.end(), true) != late.end()) {

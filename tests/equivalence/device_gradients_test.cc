@@ -74,8 +74,8 @@ std::pair<std::string, std::string> Train(int world_size, const Steps& steps) {
   return absl::StrSplit(*answers[0], absl::MaxSplits('|', 1));
 }
 
-// Of one unit after the other: each is found before the gradient leaves. With
-// another backward the sums of before come back, to be added to.
+// A unit's part of it is found before the unit's gradient leaves. With another
+// backward the sums of before come back, to be added to.
 TEST(DeviceGradientsTest, NoneComesBackForTheNorm) {
   for (const int world_size : {1, 2}) {
     for (const int backwards : {1, 2}) {
