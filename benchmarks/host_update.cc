@@ -6,7 +6,8 @@
 //
 // The device has no hardware (testing/device): its memory is the host's, so the
 // new values that go up are copied in memory, where a GPU's copy engine would
-// read them. That is part of what is measured; the model's arithmetic is not.
+// read them. That is part of what is measured. The model computes nothing, or
+// early updates would share the processors with what a GPU computes.
 //
 // Where parameters are on the host, too ("at rest"), nothing goes up: that is
 // the update alone.
@@ -52,7 +53,22 @@ struct Unit : torch::nn::Module {
   at::Tensor value;
 };
 
-// A sum of products: nothing else is computed.
+// Returns a number that depends on `value`, whose gradient is `gradient`.
+struct Given : torch::autograd::Function<Given> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            const at::Tensor& value,
+                            const at::Tensor& gradient) {
+    context->saved_data["gradient"] = gradient;
+    return value.narrow(0, 0, 1).sum(at::kFloat);
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      const torch::autograd::variable_list&) {
+    return {context->saved_data["gradient"].toTensor(), at::Tensor()};
+  }
+};
+
+// Its gradients are there before: nothing is computed.
 struct Model : torch::nn::Module {
   Model(int64_t units, int64_t numel) {
     for (int64_t i = 0; i < units; ++i) {
@@ -60,15 +76,19 @@ struct Model : torch::nn::Module {
                                       std::make_shared<Unit>(numel)));
     }
   }
-  at::Tensor Loss() const {
+  at::Tensor Loss() {
     at::Tensor loss;
     for (const auto& unit : parts) {
-      const at::Tensor sum = unit->value.sum(at::kFloat);
-      loss = loss.defined() ? loss + sum : sum;
+      if (!gradient_.defined()) gradient_ = at::ones_like(unit->value.detach());
+      const at::Tensor part = Given::apply(unit->value, gradient_);
+      loss = loss.defined() ? loss + part : part;
     }
     return loss;
   }
   std::vector<std::shared_ptr<Unit>> parts;
+
+ private:
+  at::Tensor gradient_;
 };
 
 struct Case {

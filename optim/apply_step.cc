@@ -33,19 +33,15 @@ struct Place {
     return TensorOver(data[number], {format.TensorNumel(slice.numel())}, {1},
                       format.dtype, at::kCPU);
   }
-  // What a kernel changes in place. `tensors`: of one that copies new elements
-  // first; null: they are copied here.
-  at::Tensor ToChange(Range slice, const std::vector<char*>& data,
-                      StepTensors* tensors) const {
+  at::Tensor Next(Range slice) const {
+    return next.elements.defined() ? next.Part(slice) : at::Tensor();
+  }
+  // Returns what a kernel is to change in place: new elements begin as those of
+  // now.
+  at::Tensor ToChange(Range slice, const std::vector<char*>& data) const {
     const at::Tensor elements = Now(slice, data);
-    if (!next.elements.defined()) return elements;
-    const at::Tensor changed = next.Part(slice);
-    // Several elements of 8 bits are in one block.
-    if (tensors == nullptr || changed.scalar_type() == at::kByte) {
-      return changed.copy_(elements);
-    }
-    tensors->copied.emplace_back(changed, elements);
-    return changed;
+    const at::Tensor changed = Next(slice);
+    return changed.defined() ? changed.copy_(elements) : elements;
   }
 };
 
@@ -184,15 +180,21 @@ class SliceStep {
   // A kernel leaves out the working copy of what it does not step, which only
   // memory of the processor's units has already.
   void Step(Range slice, const std::vector<char*>& data) const {
-    const bool apart = masters_.next.elements.defined() &&
-                       masters_.buffer->in_memory() && step_.writes_elsewhere();
+    const bool elsewhere = step_.writes_elsewhere();
     StepTensors tensors;
-    StepTensors* const copies = step_.writes_elsewhere() ? &tensors : nullptr;
-    tensors.masters = apart ? masters_.Now(slice, data)
-                            : masters_.ToChange(slice, data, copies);
-    if (apart) tensors.new_masters = masters_.next.Part(slice);
+    if (elsewhere) {
+      tensors.masters = masters_.Now(slice, data);
+      tensors.new_masters = masters_.Next(slice);
+    } else {
+      tensors.masters = masters_.ToChange(slice, data);
+    }
     for (const Place& moment : moments_) {
-      tensors.states.push_back(moment.ToChange(slice, data, copies));
+      // Several elements of 8 bits are in one block.
+      const bool apart =
+          elsewhere && moment.Now(slice, data).scalar_type() != at::kByte;
+      tensors.states.push_back(apart ? moment.Now(slice, data)
+                                     : moment.ToChange(slice, data));
+      tensors.new_states.push_back(apart ? moment.Next(slice) : at::Tensor());
     }
     tensors.gradient = gradient_.Now(slice, data);
     if (options_.early && !gradient_.streamed() && !step_.keeps_gradient()) {
@@ -201,9 +203,11 @@ class SliceStep {
     at::Tensor working;
     if (has_working_) {
       const bool holds_values = working_.buffer->in_memory();
-      working = holds_values || !working_.next.elements.defined()
-                    ? working_.ToChange(slice, data, nullptr)
+      const bool copied = holds_values && !elsewhere;
+      working = copied || !working_.next.elements.defined()
+                    ? working_.ToChange(slice, data)
                     : working_.next.Part(slice);
+      tensors.working_leaves = !holds_values;
       const bool in_kernel =
           holds_values || (step_.steps_all() && !working_.streamed());
       if (in_kernel) tensors.working = working;
@@ -211,7 +215,8 @@ class SliceStep {
     UnitStep::Counts counts;
     const bool written = step_.Apply(slice, tensors, &counts);
     if (working.defined() && !(tensors.working.defined() && written)) {
-      working.copy_(apart ? tensors.new_masters : tensors.masters);
+      working.copy_(tensors.new_masters.defined() ? tensors.new_masters
+                                                  : tensors.masters);
     }
   }
 

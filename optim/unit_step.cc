@@ -1,7 +1,7 @@
 #include "optim/unit_step.h"
 
 #include <algorithm>
-#include <cstring>
+#include <iterator>
 
 #include "ATen/Parallel.h"
 #include "ATen/TensorIterator.h"
@@ -52,9 +52,6 @@ StepRange RangeOf(size_t count, const StepTensors& tensors) {
   range.gradient = tensors.gradient.const_data_ptr();
   range.gradient_type = NumberTypeOf(tensors.gradient.scalar_type());
   range.numel = tensors.masters.numel();
-  if (tensors.new_masters.defined()) {
-    range.new_master = tensors.new_masters.mutable_data_ptr();
-  }
   if (!tensors.working.defined() ||
       (range.master_type != NumberType::kFloat32 &&
        range.master_type != NumberType::kRemainder)) {
@@ -68,39 +65,42 @@ StepRange RangeOf(size_t count, const StepTensors& tensors) {
   return range;
 }
 
-// Memory that is copied before its elements are stepped.
-struct Copied {
-  char* to = nullptr;
-  const char* from = nullptr;
-  int64_t item = 0;  // bytes of an element
-};
+void* DataOf(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
+}
 
-// Copied elements are stepped while they are in the processor's caches.
-void CopyAndStep(Formula formula, const StepRange& range,
-                 const StepCoefficients& coefficients,
-                 const std::vector<Copied>& copied, int64_t begin,
-                 int64_t end) {
-  constexpr int64_t kPiece = 32 * kStepGroup;
-  for (int64_t next = end; begin < end; begin = next) {
-    next = copied.empty() ? end : std::min(begin + kPiece, end);
-    for (const Copied& c : copied) {
-      std::memcpy(c.to + begin * c.item, c.from + begin * c.item,
-                  static_cast<size_t>((next - begin) * c.item));
-    }
-    StepElements(formula, Part(range, begin, next), coefficients);
+// Returns where what is made of `range` goes, as StepElementsTo has it.
+StepRange TargetOf(const StepRange& range, size_t count,
+                   const StepTensors& tensors) {
+  StepRange to = range;
+  to.master = DataOf(tensors.new_masters);
+  for (void*& state : to.states) state = nullptr;
+  to.average = nullptr;
+  for (size_t s = 0; s < tensors.new_states.size(); ++s) {
+    (s < count ? to.states[s] : to.average) = DataOf(tensors.new_states[s]);
   }
+  if (!tensors.working_leaves) to.working = nullptr;
+  return to;
+}
+
+bool IsInPlace(const StepRange& to) {
+  const auto null = [](const void* p) { return p == nullptr; };
+  return null(to.master) && null(to.average) && null(to.working) &&
+         std::all_of(std::begin(to.states), std::end(to.states), null);
 }
 
 // In libtorch's threads, which only its own code can use: at::parallel_for is a
 // plain loop where it is compiled without OpenMP, as here. `masters` are those
 // of `range`. States of 8 bits are cut between their blocks alone, so what goes
 // through the iterator is the first element of each block.
-void StepInThreads(Formula formula, const StepPart& part,
-                   const at::Tensor& masters,
-                   const std::vector<Copied>& copied) {
+void StepInThreads(Formula formula, const StepPart& part, const StepRange& to,
+                   const at::Tensor& masters) {
   const StepRange& range = part.range;
+  const bool in_place = IsInPlace(to);
   const auto step = [&](int64_t begin, int64_t end) {
-    CopyAndStep(formula, range, part.coefficients, copied, begin, end);
+    const StepRange piece = Part(range, begin, end);
+    if (in_place) return StepElements(formula, piece, part.coefficients);
+    StepElementsTo(formula, piece, Part(to, begin, end), part.coefficients);
   };
   if (range.numel < at::internal::GRAIN_SIZE || at::get_num_threads() == 1) {
     return step(0, range.numel);
@@ -259,8 +259,11 @@ bool UnitStep::Apply(Range slice, const StepTensors& tensors,
 // True if the working copy was written, too: that of what was not stepped is
 // its masters rounded already.
 bool UnitStep::ApplyKernel(Range slice, const StepTensors& tensors) const {
-  const StepRange all =
-      RangeOf(phase_ == StepPhase::kDescent ? 0 : num_states_, tensors);
+  const size_t count = phase_ == StepPhase::kDescent ? 0 : num_states_;
+  StepRange all = RangeOf(count, tensors);
+  const StepRange to = TargetOf(all, count, tensors);
+  const bool here = phase_ != StepPhase::kDirection && device_.is_cpu();
+  if (!here) all.new_master = to.master;
   std::vector<StepPart> parts;  // of a device, at once
   for (const Run& whole : runs_) {
     const Run run = whole.In(slice);
@@ -271,15 +274,10 @@ bool UnitStep::ApplyKernel(Range slice, const StepTensors& tensors) const {
     part.coefficients = run.coefficients;
     part.coefficients.gradient_factor = factor_.value;
     if (device_.is_cpu()) {
-      std::vector<Copied> copied;
-      for (const auto& [to, from] : tensors.copied) {
-        const auto item = static_cast<int64_t>(to.element_size());
-        const int64_t offset = run.range.begin * item;
-        copied.push_back(
-            {static_cast<char*>(to.mutable_data_ptr()) + offset,
-             static_cast<const char*>(from.const_data_ptr()) + offset, item});
-      }
-      StepInThreads(formula_, part, Slice(tensors.masters, run.range), copied);
+      StepInThreads(
+          formula_, part,
+          here ? Part(to, run.range.begin, run.range.end) : StepRange(),
+          Slice(tensors.masters, run.range));
       continue;
     }
     // The block may be one that the part before ends in: after that, then.

@@ -65,13 +65,15 @@ struct StepTensors {
   // by the step.
   at::Tensor gradient;
   at::Tensor working;  // undefined where masters are it
-  // Where new masters are written while `masters` stay as they are; undefined:
-  // in place. REQUIRES: writes_elsewhere.
+  // Where new masters and states (the average, too) are written while the old
+  // ones stay; undefined ones: in place. REQUIRES, unless undefined:
+  // writes_elsewhere; of states, not those of 8 bits. For a direction the new
+  // masters alone.
   at::Tensor new_masters;
-  // {to, from}, bytes that are copied right before their elements are stepped:
-  // `to` is among the others, and of one element for each of theirs. REQUIRES,
-  // unless empty: writes_elsewhere.
-  std::vector<std::pair<at::Tensor, at::Tensor>> copied;
+  std::vector<at::Tensor> new_states;  // empty: all in place
+  // Whether `working` is memory that this processor does not read next: a
+  // kernel writes it past the caches, then.
+  bool working_leaves = false;
 };
 
 // Which part of a step is made.
@@ -119,8 +121,8 @@ class UnitStep {
   // Whether every element of the storages is stepped: none belongs to a
   // parameter without a gradient, or to no parameter.
   bool steps_all() const { return steps_all_; }
-  // Whether Apply supports StepTensors::new_masters and `copied`; it writes all
-  // of them except gaps between storages.
+  // Whether Apply supports StepTensors::new_masters and new_states; it writes
+  // all of them except gaps between storages.
   bool writes_elsewhere() const {
     return kernel_ && steps_all_ && device_.is_cpu();
   }

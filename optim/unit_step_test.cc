@@ -339,8 +339,8 @@ TEST_P(UnitStepTest, HasTheSameBitsOnAnyNumberOfThreads) {
   at::set_num_threads(before_threads);
 }
 
-// In pieces, over what was there; states of 8 bits are copied by the caller.
-TEST_P(UnitStepTest, StepsWhatItHasCopied) {
+// States of 8 bits are changed in place.
+TEST_P(UnitStepTest, WritesElsewhereWhatItMakesInPlace) {
   MakeUnit(/*rank=*/2, /*world_size=*/3);
   const HasGradient all(named_.size(), 1);
   const UnitStep step(*flat_, all, std::vector<int64_t>(named_.size()),
@@ -349,16 +349,24 @@ TEST_P(UnitStepTest, StepsWhatItHasCopied) {
   if (!step.writes_elsewhere()) GTEST_SKIP() << "libtorch's operators";
   const StepTensors before = RandomTensors();
   const StepTensors in_place = Copies(before), old = Copies(before);
-  StepTensors elsewhere = Copies(before);
-  elsewhere.copied.emplace_back(elsewhere.masters.fill_(7), old.masters);
+  StepTensors elsewhere = Copies(before), from = old;
+  from.new_masters = elsewhere.masters.fill_(7);
   for (size_t i = 0; i < old.states.size(); ++i) {
-    if (old.states[i].scalar_type() == at::kByte) continue;
-    elsewhere.copied.emplace_back(elsewhere.states[i].fill_(7), old.states[i]);
+    const bool blocks = old.states[i].scalar_type() == at::kByte;
+    from.new_states.push_back(blocks ? at::Tensor()
+                                     : elsewhere.states[i].fill_(7));
+    if (blocks) elsewhere.states[i] = old.states[i];
   }
+  from.working_leaves = true;
   UnitStep::Counts counts;
   step.Apply({0, before.masters.numel()}, in_place, &counts);
-  step.Apply({0, before.masters.numel()}, elsewhere, &counts);
+  const bool rounded = step.Apply({0, before.masters.numel()}, from, &counts);
   EXPECT_TRUE(SameBits(old.masters, before.masters));
+  for (size_t i = 0; i < old.states.size(); ++i) {
+    EXPECT_EQ(SameBits(old.states[i], before.states[i]),
+              from.new_states[i].defined());
+  }
+  elsewhere.working = old.working;
   for (const auto& segment : flat_->segments()) {  // without gaps
     const int64_t first = flat_->owned().begin;
     const Range range{segment.range.begin - first, segment.range.end - first};
@@ -367,6 +375,7 @@ TEST_P(UnitStepTest, StepsWhatItHasCopied) {
     for (size_t i = 0; i < a.states.size(); ++i) {
       EXPECT_TRUE(SameBits(a.states[i], b.states[i]));
     }
+    if (rounded) EXPECT_TRUE(SameBits(a.working, b.working));
   }
 }
 

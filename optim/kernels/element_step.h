@@ -93,6 +93,18 @@ struct StepPart {
 void StepElements(Formula formula, const StepRange& range,
                   const StepCoefficients& coefficients, Isa isa = BestIsa());
 
+// Steps a range, and leaves its old values where they are: what `to` has memory
+// for (master, states, average; null: in place) is written there, past the
+// caches, and so is the working copy if `to` has one, which is the range's own.
+// `to` has the range's types. LOCAL. REQUIRES: as StepElements; no new_master;
+// states of kBlock8 are changed in place.
+//
+// Why past the caches: a line that is written in them is read from memory
+// first, which costs a third more bytes where old values are read, too.
+void StepElementsTo(Formula formula, const StepRange& range,
+                    const StepRange& to, const StepCoefficients& coefficients,
+                    Isa isa = BestIsa());
+
 // Returns elements [begin, end) of a range.
 StepRange Part(const StepRange& range, int64_t begin, int64_t end);
 
