@@ -1,5 +1,6 @@
 #include "optim/sharded_optimizer.h"
 
+#include <algorithm>
 #include <optional>
 #include <set>
 #include <string>
@@ -89,6 +90,11 @@ absl::Status ShardedOptimizer::Step(Gradients* gradients,
         units.push_back(u);
       }
     }
+    // What is always whole is gathered behind its update, before anything that
+    // the next forward gathers: it is updated first.
+    std::stable_partition(units.begin(), units.end(), [&](size_t u) {
+      return !flats_[u]->can_be_freed();
+    });
     std::vector<Awaited> awaited;
     absl::Status status = StepUnits(units, gradients, factor, &awaited);
     // All of them, whatever becomes of some: the device writes to their memory.
