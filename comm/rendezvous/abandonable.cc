@@ -1,5 +1,10 @@
 #include "comm/rendezvous/abandonable.h"
 
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -15,13 +20,31 @@ namespace {
 
 constexpr absl::Duration kAskEvery = absl::Milliseconds(20);
 
+// Threads that were left to themselves and have not ended.
+std::atomic<int> g_left{0};
+
+// Called by exit, before statics are destroyed that are older than the first
+// thread that was left: such a thread works with them (gloo reads names of
+// folders from its own), and the process would crash after its last word.
+void EndWithThreads(int status, void* /*arg*/) {
+  if (g_left == 0) return;
+  std::fflush(nullptr);
+  _exit(status);
+}
+
+void Leave() {
+  static const int registered = on_exit(EndWithThreads, nullptr);
+  (void)registered;
+  ++g_left;
+}
+
 }  // namespace
 
 absl::Status RunAbandonable(std::function<absl::Status()> work,
                             const std::function<absl::Status()>& stop) {
   struct Shared {
     MonotonicMutex mutex;
-    bool done = false;
+    bool done = false, left = false;
     absl::Status status;
   };
   auto shared = std::make_shared<Shared>();
@@ -32,6 +55,7 @@ absl::Status RunAbandonable(std::function<absl::Status()> work,
     MonotonicMutexLock lock(&shared->mutex);
     shared->status = std::move(status);
     shared->done = true;
+    if (shared->left) --g_left;
   };
   TESSERA_ASSIGN_OR_RETURN(std::thread thread,
                            StartThread("tessera-start", std::move(run)));
@@ -43,7 +67,13 @@ absl::Status RunAbandonable(std::function<absl::Status()> work,
         return shared->status;
       }
     }
-    TESSERA_RETURN_IF_ERROR(stop());
+    const absl::Status stopped = stop();
+    if (stopped.ok()) continue;
+    MonotonicMutexLock lock(&shared->mutex);
+    if (shared->done) return stopped;
+    shared->left = true;
+    Leave();
+    return stopped;
   }
 }
 

@@ -2,6 +2,8 @@
 #include <sched.h>
 
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -217,6 +219,26 @@ TEST(ParseRendezvousTest, Forms) {
                          HasSubstr("expected env://")))
         << wrong;
   }
+}
+
+struct Static {
+  ~Static() { std::fputs("destroyed", stderr); }
+};
+
+[[noreturn]] void ExitBesideALeftThread() {
+  static const Static destroyed;
+  (void)RunAbandonable(
+      []() -> absl::Status {
+        absl::Notification().WaitForNotification();
+        return absl::OkStatus();
+      },
+      [] { return absl::AbortedError("left"); });
+  std::exit(3);
+}
+
+TEST(RunAbandonableTest, StaticsOutliveAThreadThatIsLeft) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(ExitBesideALeftThread(), testing::ExitedWithCode(3), "^$");
 }
 
 TEST(RunAbandonableTest, ReturnsResultOrStops) {
