@@ -37,6 +37,9 @@
 #include "comm/group/self_communicator.h"
 #include "config/config.pb.h"
 #include "engine/engine.h"
+#include "optim/algorithms/coefficients.h"
+#include "optim/algorithms/optimizer_options.h"
+#include "optim/kernels/element_step.h"
 #include "testing/device/test_device.h"
 
 ABSL_FLAG(int64_t, numel, int64_t{1} << 26, "Parameters.");
@@ -188,6 +191,68 @@ class TriadRun {
   const at::Tensor memory_;
 };
 
+// The arithmetic of an update alone (StepElements), by the triad's threads:
+// what is left of a processor where a device computes, while early updates
+// above share theirs with the device that has no hardware.
+class ElementsRun {
+ public:
+  ElementsRun(bool bf16, bool elsewhere)
+      : bf16_(bf16),
+        elsewhere_(elsewhere),
+        workers_(absl::GetFlag(FLAGS_threads)),
+        numel_(absl::GetFlag(FLAGS_numel)),
+        old_(torch::zeros({3, numel_})),
+        new_(torch::zeros({elsewhere ? 3 : 1, numel_})),
+        gradient_(torch::ones({numel_}, bf16 ? at::kBFloat16 : at::kFloat)),
+        working_(torch::zeros({numel_}, at::kBFloat16)) {}
+
+  double Run() {
+    const StepCoefficients with = CoefficientsOf(OptimizerOptions(), 7);
+    StepRange range = RangeOf(old_);
+    if (elsewhere_) {
+      range.new_master = new_[0].data_ptr();
+      range.new_states[0] = new_[1].data_ptr();
+      range.new_states[1] = new_[2].data_ptr();
+      range.past_caches = true;
+    }
+    const double begin = SecondsOf(CLOCK_MONOTONIC);
+    workers_.Run(numel_ / 64, [&](int64_t from, int64_t end) {
+      StepElements(Formula::kAdamW, Part(range, 64 * from, 64 * end), with);
+    });
+    const double seconds = SecondsOf(CLOCK_MONOTONIC) - begin;
+    if (elsewhere_) std::swap(old_, new_);
+    return bytes() * 1e-9 * static_cast<double>(numel_) / seconds;
+  }
+  // As a Case's at rest: 2 + 24 + 2, or 4 + 24.
+  static double bytes() { return 28; }
+  std::string name() const {
+    return absl::StrCat(bf16_ ? "bf16" : "fp32", ", elements ",
+                        elsewhere_ ? "elsewhere" : "in place");
+  }
+
+  std::vector<double> speeds;
+
+ private:
+  StepRange RangeOf(const at::Tensor& states) {
+    StepRange range;
+    range.master = states[0].data_ptr();
+    range.states[0] = states[1].data_ptr();
+    range.states[1] = states[2].data_ptr();
+    range.gradient = gradient_.data_ptr();
+    range.numel = numel_;
+    if (!bf16_) return range;
+    range.gradient_type = range.working_type = NumberType::kBFloat16;
+    range.working = working_.data_ptr();
+    return range;
+  }
+
+  const bool bf16_, elsewhere_;
+  Workers workers_;
+  const int64_t numel_;
+  at::Tensor old_, new_;
+  const at::Tensor gradient_, working_;
+};
+
 absl::Status Run(int argc, char** argv) {
   TESSERA_RETURN_IF_ERROR(ReadFlags(argc, argv));
   TESSERA_RETURN_IF_ERROR(
@@ -198,6 +263,12 @@ absl::Status Run(int argc, char** argv) {
   TriadRun triad;
   std::vector<double> triads;
   std::vector<Training> trainings;
+  std::vector<std::unique_ptr<ElementsRun>> elements;
+  for (const bool bf16 : {false, true}) {
+    for (const bool elsewhere : {false, true}) {
+      elements.push_back(std::make_unique<ElementsRun>(bf16, elsewhere));
+    }
+  }
   for (const Case& how :
        {Case{"fp32, in Step"}, Case{"fp32, early", false, true},
         Case{"bf16, in Step", true}, Case{"bf16, early", true, true},
@@ -211,18 +282,28 @@ absl::Status Run(int argc, char** argv) {
   for (int round = -2; round < absl::GetFlag(FLAGS_rounds); ++round) {
     const double speed = triad.Run();
     if (round >= 0) triads.push_back(speed);
+    for (const auto& run : elements) {
+      const double gb = run->Run();
+      if (round >= 0) run->speeds.push_back(gb);
+    }
     for (Training& training : trainings) {
       TESSERA_ASSIGN_OR_RETURN(const double gb, training.Step());
       if (round >= 0) training.speeds.push_back(gb);
     }
   }
   std::printf("{\"name\": \"triad\", \"gb_per_s\": %.2f}\n", Median(triads));
-  for (Training& training : trainings) {
+  const auto print = [&](const std::string& name, double bytes,
+                         const std::vector<double>& speeds) {
     std::printf(
         "{\"name\": \"%s\", \"bytes\": %.0f, \"gb_per_s\": %.2f, "
         "\"of_triad\": %.3f}\n",
-        training.how().name.c_str(), training.how().bytes(),
-        Median(training.speeds), Median(Ratios(training.speeds, triads)));
+        name.c_str(), bytes, Median(speeds), Median(Ratios(speeds, triads)));
+  };
+  for (const auto& run : elements) {
+    print(run->name(), ElementsRun::bytes(), run->speeds);
+  }
+  for (Training& training : trainings) {
+    print(training.how().name, training.how().bytes(), training.speeds);
     TESSERA_RETURN_IF_ERROR(training.Close());
   }
   return absl::OkStatus();

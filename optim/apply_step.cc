@@ -188,14 +188,17 @@ class SliceStep {
     } else {
       tensors.masters = masters_.ToChange(slice, data);
     }
-    for (const Place& moment : moments_) {
+    for (size_t m = 0; m < moments_.size(); ++m) {
+      const Place& moment = moments_[m];
+      const at::Tensor now = moment.Now(slice, data);
       // Several elements of 8 bits are in one block.
       const bool apart =
-          elsewhere && moment.Now(slice, data).scalar_type() != at::kByte;
-      tensors.states.push_back(apart ? moment.Now(slice, data)
-                                     : moment.ToChange(slice, data));
+          elsewhere && m < step_.num_states() && now.scalar_type() != at::kByte;
+      tensors.states.push_back(apart ? now : moment.ToChange(slice, data));
+      if (m >= step_.num_states()) continue;
       tensors.new_states.push_back(apart ? moment.Next(slice) : at::Tensor());
     }
+    tensors.past_caches = true;
     tensors.gradient = gradient_.Now(slice, data);
     if (options_.early && !gradient_.streamed() && !step_.keeps_gradient()) {
       tensors.gradient = tensors.gradient.clone();
@@ -207,7 +210,6 @@ class SliceStep {
       working = copied || !working_.next.elements.defined()
                     ? working_.ToChange(slice, data)
                     : working_.next.Part(slice);
-      tensors.working_leaves = !holds_values;
       const bool in_kernel =
           holds_values || (step_.steps_all() && !working_.streamed());
       if (in_kernel) tensors.working = working;

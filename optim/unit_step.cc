@@ -1,7 +1,6 @@
 #include "optim/unit_step.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "ATen/Parallel.h"
 #include "ATen/TensorIterator.h"
@@ -52,6 +51,14 @@ StepRange RangeOf(size_t count, const StepTensors& tensors) {
   range.gradient = tensors.gradient.const_data_ptr();
   range.gradient_type = NumberTypeOf(tensors.gradient.scalar_type());
   range.numel = tensors.masters.numel();
+  if (tensors.new_masters.defined()) {
+    range.new_master = tensors.new_masters.mutable_data_ptr();
+  }
+  for (size_t s = 0; s < tensors.new_states.size(); ++s) {
+    if (!tensors.new_states[s].defined()) continue;
+    range.new_states[s] = tensors.new_states[s].mutable_data_ptr();
+  }
+  range.past_caches = tensors.past_caches;
   if (!tensors.working.defined() ||
       (range.master_type != NumberType::kFloat32 &&
        range.master_type != NumberType::kRemainder)) {
@@ -65,42 +72,15 @@ StepRange RangeOf(size_t count, const StepTensors& tensors) {
   return range;
 }
 
-void* DataOf(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
-}
-
-// Returns where what is made of `range` goes, as StepElementsTo has it.
-StepRange TargetOf(const StepRange& range, size_t count,
-                   const StepTensors& tensors) {
-  StepRange to = range;
-  to.master = DataOf(tensors.new_masters);
-  for (void*& state : to.states) state = nullptr;
-  to.average = nullptr;
-  for (size_t s = 0; s < tensors.new_states.size(); ++s) {
-    (s < count ? to.states[s] : to.average) = DataOf(tensors.new_states[s]);
-  }
-  if (!tensors.working_leaves) to.working = nullptr;
-  return to;
-}
-
-bool IsInPlace(const StepRange& to) {
-  const auto null = [](const void* p) { return p == nullptr; };
-  return null(to.master) && null(to.average) && null(to.working) &&
-         std::all_of(std::begin(to.states), std::end(to.states), null);
-}
-
 // In libtorch's threads, which only its own code can use: at::parallel_for is a
 // plain loop where it is compiled without OpenMP, as here. `masters` are those
 // of `range`. States of 8 bits are cut between their blocks alone, so what goes
 // through the iterator is the first element of each block.
-void StepInThreads(Formula formula, const StepPart& part, const StepRange& to,
+void StepInThreads(Formula formula, const StepPart& part,
                    const at::Tensor& masters) {
   const StepRange& range = part.range;
-  const bool in_place = IsInPlace(to);
   const auto step = [&](int64_t begin, int64_t end) {
-    const StepRange piece = Part(range, begin, end);
-    if (in_place) return StepElements(formula, piece, part.coefficients);
-    StepElementsTo(formula, piece, Part(to, begin, end), part.coefficients);
+    StepElements(formula, Part(range, begin, end), part.coefficients);
   };
   if (range.numel < at::internal::GRAIN_SIZE || at::get_num_threads() == 1) {
     return step(0, range.numel);
@@ -259,11 +239,8 @@ bool UnitStep::Apply(Range slice, const StepTensors& tensors,
 // True if the working copy was written, too: that of what was not stepped is
 // its masters rounded already.
 bool UnitStep::ApplyKernel(Range slice, const StepTensors& tensors) const {
-  const size_t count = phase_ == StepPhase::kDescent ? 0 : num_states_;
-  StepRange all = RangeOf(count, tensors);
-  const StepRange to = TargetOf(all, count, tensors);
-  const bool here = phase_ != StepPhase::kDirection && device_.is_cpu();
-  if (!here) all.new_master = to.master;
+  const StepRange all =
+      RangeOf(phase_ == StepPhase::kDescent ? 0 : num_states_, tensors);
   std::vector<StepPart> parts;  // of a device, at once
   for (const Run& whole : runs_) {
     const Run run = whole.In(slice);
@@ -274,10 +251,7 @@ bool UnitStep::ApplyKernel(Range slice, const StepTensors& tensors) const {
     part.coefficients = run.coefficients;
     part.coefficients.gradient_factor = factor_.value;
     if (device_.is_cpu()) {
-      StepInThreads(
-          formula_, part,
-          here ? Part(to, run.range.begin, run.range.end) : StepRange(),
-          Slice(tensors.masters, run.range));
+      StepInThreads(formula_, part, Slice(tensors.masters, run.range));
       continue;
     }
     // The block may be one that the part before ends in: after that, then.

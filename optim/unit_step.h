@@ -65,15 +65,14 @@ struct StepTensors {
   // by the step.
   at::Tensor gradient;
   at::Tensor working;  // undefined where masters are it
-  // Where new masters and states (the average, too) are written while the old
-  // ones stay; undefined ones: in place. REQUIRES, unless undefined:
-  // writes_elsewhere; of states, not those of 8 bits. For a direction the new
-  // masters alone.
+  // Where new masters and states are written while the old ones stay; undefined
+  // ones: in place. REQUIRES, unless undefined: writes_elsewhere; of states,
+  // neither of 8 bits nor the average. For a direction the new masters alone.
   at::Tensor new_masters;
   std::vector<at::Tensor> new_states;  // empty: all in place
-  // Whether `working` is memory that this processor does not read next: a
-  // kernel writes it past the caches, then.
-  bool working_leaves = false;
+  // Whether nobody reads new_masters, new_states and the working copy soon
+  // (StepRange::past_caches).
+  bool past_caches = false;
 };
 
 // Which part of a step is made.

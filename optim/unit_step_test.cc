@@ -352,19 +352,21 @@ TEST_P(UnitStepTest, WritesElsewhereWhatItMakesInPlace) {
   StepTensors elsewhere = Copies(before), from = old;
   from.new_masters = elsewhere.masters.fill_(7);
   for (size_t i = 0; i < old.states.size(); ++i) {
-    const bool blocks = old.states[i].scalar_type() == at::kByte;
-    from.new_states.push_back(blocks ? at::Tensor()
-                                     : elsewhere.states[i].fill_(7));
-    if (blocks) elsewhere.states[i] = old.states[i];
+    const bool in_place =
+        old.states[i].scalar_type() == at::kByte || i >= step.num_states();
+    if (in_place) elsewhere.states[i] = old.states[i];
+    if (i >= step.num_states()) continue;
+    from.new_states.push_back(in_place ? at::Tensor()
+                                       : elsewhere.states[i].fill_(7));
   }
-  from.working_leaves = true;
+  from.past_caches = true;
   UnitStep::Counts counts;
   step.Apply({0, before.masters.numel()}, in_place, &counts);
   const bool rounded = step.Apply({0, before.masters.numel()}, from, &counts);
   EXPECT_TRUE(SameBits(old.masters, before.masters));
   for (size_t i = 0; i < old.states.size(); ++i) {
     EXPECT_EQ(SameBits(old.states[i], before.states[i]),
-              from.new_states[i].defined());
+              i < step.num_states() && from.new_states[i].defined());
   }
   elsewhere.working = old.working;
   for (const auto& segment : flat_->segments()) {  // without gaps

@@ -63,7 +63,9 @@ void StepDoubles(const StepRange& r, const StepCoefficients& k) {
                     .x;
     }
     for (int s = 0; s < F::kStates; ++s) {
-      static_cast<double*>(r.states[s])[i] = OneNan(states[s]).x;
+      void* const to =
+          r.new_states[s] == nullptr ? r.states[s] : r.new_states[s];
+      static_cast<double*>(to)[i] = OneNan(states[s]).x;
     }
   }
 }
@@ -100,6 +102,9 @@ StepRange Part(const StepRange& range, int64_t begin, int64_t end) {
   StepRange part = range;
   part.master = At(range.master, range.master_type, begin);
   part.new_master = At(range.new_master, range.master_type, begin);
+  for (void*& state : part.new_states) {
+    state = At(state, range.state_type, begin);
+  }
   part.working = At(range.working, range.working_type, begin);
   part.average = At(range.average, AverageType(range.master_type), begin);
   part.gradient = static_cast<const char*>(range.gradient) +

@@ -71,6 +71,12 @@ struct StepRange {
   // overlaps no other memory, or is the gradient itself (of the masters' type).
   // Null: masters are changed in place.
   void* new_master = nullptr;
+  // The same of states, except kBlock8; null: in place.
+  void* new_states[kMaxStates] = {};
+  // Whether what is only written (new_master, new_states, the working copy) is
+  // written past the caches where it is aligned to 64 bytes: nobody reads it
+  // soon, and a line that is written in the caches is read from memory first.
+  bool past_caches = false;
   // The average, of AverageType: it becomes lerp(average, new master,
   // average_weight), one FMA. Null: there is none.
   void* average = nullptr;
@@ -92,18 +98,6 @@ struct StepPart {
 // Steps a range. LOCAL. REQUIRES: the memory of `range` does not overlap.
 void StepElements(Formula formula, const StepRange& range,
                   const StepCoefficients& coefficients, Isa isa = BestIsa());
-
-// Steps a range, and leaves its old values where they are: what `to` has memory
-// for (master, states, average; null: in place) is written there, past the
-// caches, and so is the working copy if `to` has one, which is the range's own.
-// `to` has the range's types. LOCAL. REQUIRES: as StepElements; no new_master;
-// states of kBlock8 are changed in place.
-//
-// Why past the caches: a line that is written in them is read from memory
-// first, which costs a third more bytes where old values are read, too.
-void StepElementsTo(Formula formula, const StepRange& range,
-                    const StepRange& to, const StepCoefficients& coefficients,
-                    Isa isa = BestIsa());
 
 // Returns elements [begin, end) of a range.
 StepRange Part(const StepRange& range, int64_t begin, int64_t end);

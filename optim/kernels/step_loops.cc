@@ -53,13 +53,15 @@ struct Tile {
   float* new_master;
   const float* gradient;
   char* states[kMaxStates];
+  char* new_states[kMaxStates];
   int64_t number;  // of the first element in its parameter
 };
 
-template <typename F, bool kVariant, typename State, int... kState>
+// kPast: new_states are written past the caches; the masters are not.
+template <typename F, bool kVariant, bool kPast, typename State, int... kState>
 inline void StepTile(const Tile& t, const Constants& k, State* states,
                      std::integer_sequence<int, kState...>) {
-  (states[kState].Begin(t.states[kState]), ...);
+  (states[kState].Begin(t.states[kState], t.new_states[kState]), ...);
   RandomBits random(static_cast<uint64_t>(t.number), k.seed);
   for (int i = 0; i < kTile; i += kWide * kLanes) {
     auto master = LoadAs<Wide>(t.master + i);
@@ -72,7 +74,7 @@ inline void StepTile(const Tile& t, const Constants& k, State* states,
     if constexpr (State::kRandom) {
       for (Words& b : bits) b = random.Next();
     }
-    (states[kState].template Save<kState>(i, x[kState], bits), ...);
+    (states[kState].template Save<kState, kPast>(i, x[kState], bits), ...);
   }
   (states[kState].template End<IsNonNegative<F>(kState)>(), ...);
 }
@@ -92,16 +94,6 @@ void SaveStates(const float from[][kTile], int64_t number, uint64_t seed,
    ...);
 }
 
-// From the nearer end would be no other here: weights are small, or 1.
-__attribute__((noinline)) void AverageTile(const float* master,
-                                           const Constants& k, float* average) {
-  for (int i = 0; i < kTile; i += kLanes) {
-    const Vector a = {LoadAs<Floats>(average + i)};
-    const Vector m = {LoadAs<Floats>(master + i)};
-    Store(OneNan(MultiplyAdd(k.average_weight, m - a, a)).x, average + i);
-  }
-}
-
 // ---- a range
 
 template <typename F>
@@ -109,6 +101,9 @@ class Loop {
  public:
   Loop(const StepRange& range, const StepCoefficients& k) : r_(range), k_(k) {
     if (r_.new_master == nullptr) r_.new_master = r_.master;
+    for (int s = 0; s < F::kStates; ++s) {
+      if (r_.new_states[s] == nullptr) r_.new_states[s] = r_.states[s];
+    }
   }
 
   void Run() const {
@@ -127,17 +122,33 @@ class Loop {
     if constexpr (F::kStates > 0) {
       switch (r_.state_type) {
         case NumberType::kBFloat16:
-          return RunAs<kVariant, BFloat16State>();
+          return RunAs<kVariant, false, BFloat16State>();
         case NumberType::kBlock8:
-          return RunAs<kVariant, Block8State>();
+          return RunAs<kVariant, false, Block8State>();
         default:
           break;
       }
     }
-    RunAs<kVariant, Float32State>();
+    if (!GoesPastCaches()) return RunAs<kVariant, false, Float32State>();
+    RunAs<kVariant, true, Float32State>();
+    _mm_sfence();
   }
 
-  template <bool kVariant, typename State>
+  // What is changed in place stays in the caches, where it was read to.
+  bool GoesPastCaches() const {
+    if (!r_.past_caches || split() || narrow()) return false;
+    const auto aligned = [](const void* p) {
+      return reinterpret_cast<uintptr_t>(p) % 64 == 0;
+    };
+    bool elsewhere = r_.new_master != r_.master && aligned(r_.new_master);
+    for (int s = 0; s < F::kStates; ++s) {
+      elsewhere &=
+          r_.new_states[s] != r_.states[s] && aligned(r_.new_states[s]);
+    }
+    return elsewhere && aligned(r_.working);
+  }
+
+  template <bool kVariant, bool kPast, typename State>
   void RunAs() const {
     int64_t i = 0;
     if (r_.in_block != 0) {
@@ -148,7 +159,7 @@ class Loop {
     State states[F::kStates + 1];
     for (; i + kTile <= r_.numel; i += kTile) {
       Prefetch(i + kAhead);
-      Whole<kVariant>(i, states);
+      Whole<kVariant, kPast>(i, states);
     }
     if (i < r_.numel) {
       Partial<kVariant, State>(i, static_cast<int>(r_.numel - i), 0);
@@ -164,6 +175,13 @@ class Loop {
   }
   uint16_t* NarrowAt(void* of, int64_t i) const {
     return static_cast<uint16_t*>(of) + i;
+  }
+  // As StateAt, where it is written.
+  char* NewStateAt(int s, int64_t i) const {
+    return r_.new_states[s] == r_.states[s]
+               ? StateAt(s, i)
+               : static_cast<char*>(r_.new_states[s]) +
+                     i * ItemBytes(r_.state_type);
   }
   const char* GradientAt(int64_t i) const {
     return static_cast<const char*>(r_.gradient) +
@@ -200,7 +218,7 @@ class Loop {
     for (int s = 0; s < F::kStates; ++s) fetch(StateAt(s, i), state_bytes);
   }
 
-  template <bool kVariant, typename State>
+  template <bool kVariant, bool kPast, typename State>
   void Whole(int64_t i, State* states) const {
     Tile t;
     t.master = MasterAt(r_.master, i);
@@ -211,13 +229,16 @@ class Loop {
       From16(GradientAt(i), r_.gradient_type, gradient);
       t.gradient = gradient;
     }
-    for (int s = 0; s < F::kStates; ++s) t.states[s] = StateAt(s, i);
+    for (int s = 0; s < F::kStates; ++s) {
+      t.states[s] = StateAt(s, i);
+      t.new_states[s] = NewStateAt(s, i);
+    }
     t.number = r_.number + i;
     if (narrow()) {
       alignas(64) float master[kTile];
       t.master = t.new_master = master;
       From16(NarrowAt(r_.master, i), r_.master_type, master);
-      StepTile<F, kVariant>(t, k_, states, EachState());
+      StepTile<F, kVariant, kPast>(t, k_, states, EachState());
       ToMasters(master, t.number, k_.seed ^ kMasterSeed, r_.master_type,
                 NarrowAt(r_.new_master, i));
       return;
@@ -227,14 +248,18 @@ class Loop {
       t.master = t.new_master = joined;
       Join(NarrowAt(r_.working, i), NarrowAt(r_.master, i), joined);
     }
-    StepTile<F, kVariant>(t, k_, states, EachState());
+    if (kPast) t.new_master = joined;  // they are read again here
+    StepTile<F, kVariant, kPast>(t, k_, states, EachState());
+    if (kPast) {
+      ToWorking<true>(joined, NumberType::kFloat32, MasterAt(r_.new_master, i));
+    }
     if (r_.average != nullptr) {
-      AverageTile(t.new_master, k_, MasterAt(r_.average, i));
+      AverageTile(t.new_master, k_.average_weight, MasterAt(r_.average, i));
     }
     if (split()) {
       Split(joined, NarrowAt(r_.working, i), NarrowAt(r_.master, i));
     } else if (r_.working_type != NumberType::kNone) {
-      ToWorking(t.new_master, r_.working_type, WorkingAt(i));
+      ToWorking<kPast>(t.new_master, r_.working_type, WorkingAt(i));
     }
   }
 
@@ -247,15 +272,15 @@ class Loop {
     LoadPart(r_.gradient, r_.gradient_type, i, n, gradient + lead);
     char memory[F::kStates + 1][kTile * 4] = {};
     float states[F::kStates + 1][kTile] = {}, before[F::kStates + 1][kTile];
-    Tile t = {master, master, gradient, {}, r_.number + i - lead};
+    Tile t = {master, master, gradient, {}, {}, r_.number + i - lead};
     for (int s = 0; s < F::kStates; ++s) {
-      t.states[s] = reinterpret_cast<char*>(states[s]);
+      t.states[s] = t.new_states[s] = reinterpret_cast<char*>(states[s]);
       Copy(StateAt(s, i), StateSize(n), PartOf(memory[s], lead));
     }
     LoadStates<F, State>(memory, states, EachState());
     Copy(states, sizeof(states), before);
     Float32State floats[F::kStates + 1];
-    StepTile<F, kVariant>(t, k_, floats, EachState());
+    StepTile<F, kVariant, false>(t, k_, floats, EachState());
     // What is no element of this range stays.
     for (int s = 0; s < F::kStates; ++s) {
       for (int j = 0; j < kTile; ++j) {
@@ -264,7 +289,7 @@ class Loop {
     }
     SaveStates<F, State>(states, t.number, k_.seed, memory, EachState());
     for (int s = 0; s < F::kStates; ++s) {
-      Copy(PartOf(memory[s], lead), StateSize(n), StateAt(s, i));
+      Copy(PartOf(memory[s], lead), StateSize(n), NewStateAt(s, i));
     }
     StoreMasters(master, t.number, i, n, lead);
   }
@@ -302,7 +327,7 @@ class Loop {
     if (r_.average != nullptr) {
       float average[kTile] = {};
       Copy(MasterAt(r_.average, i), Size(n, 4), average + lead);
-      AverageTile(master, k_, average);
+      AverageTile(master, k_.average_weight, average);
       Copy(average + lead, Size(n, 4), MasterAt(r_.average, i));
     }
     if (split()) {
@@ -313,7 +338,7 @@ class Loop {
     }
     if (r_.working_type == NumberType::kNone) return;
     char working[kTile * 4];
-    ToWorking(master, r_.working_type, working);
+    ToWorking<false>(master, r_.working_type, working);
     const int64_t item = ItemBytes(r_.working_type);
     Copy(working + lead * item, Size(n, item), WorkingAt(i));
   }

@@ -29,10 +29,27 @@ __attribute__((noinline)) void From16(const void* from, NumberType type,
   }
 }
 
+// Writes a vector, kPast: past the caches, to memory aligned to 64 bytes.
+template <bool kPast, typename V>
+inline void Put(const V& v, void* to) {
+  if constexpr (kPast) {
+    __builtin_nontemporal_store(v, static_cast<V*>(to));
+  } else {
+    Store(v, to);
+  }
+}
+template <bool kPast>
+inline void PutWide(const Wide& x, float* to) {
+  for (int v = 0; v < kWide; ++v) Put<kPast>(x.v[v].x, to + v * kLanes);
+}
+
+template <bool kPast>
 __attribute__((noinline)) void ToWorking(const float* from, NumberType type,
                                          void* to) {
   if (type == NumberType::kFloat32) {
-    __builtin_memcpy(to, from, kTile * 4);
+    for (int i = 0; i < kTile; i += kLanes) {
+      Put<kPast>(LoadAs<Floats>(from + i), static_cast<float*>(to) + i);
+    }
     return;
   }
   for (int i = 0; i < kTile; i += 2 * kLanes) {
@@ -40,11 +57,21 @@ __attribute__((noinline)) void ToWorking(const float* from, NumberType type,
                b = LoadAs<Floats>(from + i + kLanes);
     uint16_t* const at = static_cast<uint16_t*>(to) + i;
     if (type == NumberType::kBFloat16) {
-      Store(ToBFloat16(a, b), at);
+      Put<kPast>(ToBFloat16(a, b), at);
     } else {
-      Store(ToFloat16(a), at);
-      Store(ToFloat16(b), at + kLanes);
+      Put<kPast>(ToFloat16(a), at);
+      Put<kPast>(ToFloat16(b), at + kLanes);
     }
+  }
+}
+
+// From the nearer end would be no other here: weights are small, or 1.
+__attribute__((noinline)) void AverageTile(const float* master, Vector weight,
+                                           float* average) {
+  for (int i = 0; i < kTile; i += kLanes) {
+    const Vector a = {LoadAs<Floats>(average + i)};
+    const Vector m = {LoadAs<Floats>(master + i)};
+    Store(OneNan(MultiplyAdd(weight, m - a, a)).x, average + i);
   }
 }
 
@@ -111,28 +138,34 @@ inline void ToBlock8(const float* from, uint32_t largest, char* to) {
 
 // ---- a state of tiles, kWide vectors at a time
 //
-// For each tile Begin(memory); Load(i) and Save(i, x, random), of the elements
-// from i on, for all i; End().
+// For each tile Begin(from, to), which may be the same; Load(i) and Save(i, x,
+// random), of the elements from i on, for all i; End(). kPast: see Put.
 
 struct Float32State {
-  void Begin(char* of_tile) { memory = of_tile; }
+  void Begin(char* from, char* to) {
+    memory = from;
+    written = to;
+  }
   template <bool kNonNegative>
   Wide Load(int i) const {
     return LoadAs<Wide>(memory + 4 * i);
   }
-  template <int kState>
+  template <int kState, bool kPast>
   void Save(int i, const Wide& x, const Words*) {
-    Store(OneNan(x), memory + 4 * i);
+    PutWide<kPast>(OneNan(x), reinterpret_cast<float*>(written) + i);
   }
   template <bool kNonNegative>
   void End() const {}
 
   static constexpr bool kRandom = false;
-  char* memory;
+  char *memory, *written;
 };
 
 struct BFloat16State {
-  void Begin(char* of_tile) { memory = of_tile; }
+  void Begin(char* from, char* to) {
+    memory = from;
+    written = to;
+  }
   template <bool kNonNegative>
   Wide Load(int i) const {
     Wide x;
@@ -141,24 +174,25 @@ struct BFloat16State {
     }
     return x;
   }
-  template <int kState>
+  template <int kState, bool kPast>
   void Save(int i, const Wide& x, const Words* random) {
     for (int v = 0; v < kWide; v += 2) {
-      Store(UpperHalves(RandomlyUp<kState>(OneNan(x.v[v]), random[v]),
-                        RandomlyUp<kState>(OneNan(x.v[v + 1]), random[v + 1])),
-            memory + 2 * (i + v * kLanes));
+      Put<kPast>(
+          UpperHalves(RandomlyUp<kState>(OneNan(x.v[v]), random[v]),
+                      RandomlyUp<kState>(OneNan(x.v[v + 1]), random[v + 1])),
+          written + 2 * (i + v * kLanes));
     }
   }
   template <bool kNonNegative>
   void End() const {}
 
   static constexpr bool kRandom = true;
-  char* memory;
+  char *memory, *written;
 };
 
 // A tile is encoded at its end: the largest magnitude is known last.
 struct Block8State {
-  void Begin(char* of_tile) {
+  void Begin(char* of_tile, char* /*the same*/) {
     block = of_tile;
     most = Words{} + kBlock8LeastScale;
   }
@@ -169,7 +203,7 @@ struct Block8State {
     FromCodes<kNonNegative>(LoadAs<Bytes4>(block + i), scale, x.v);
     return x;
   }
-  template <int kState>
+  template <int kState, bool /*kPast*/>
   void Save(int i, const Wide& x, const Words* random) {
     for (int v = 0; v < kWide; ++v) {
       const Words word = RandomlyUpToCode<kState>(x.v[v], random[v]);
@@ -192,7 +226,7 @@ struct Block8State {
 template <typename State, bool kNonNegative>
 inline void LoadTile(const char* memory, float* to) {
   State state;
-  state.Begin(const_cast<char*>(memory));
+  state.Begin(const_cast<char*>(memory), nullptr);
   for (int i = 0; i < kTile; i += kWide * kLanes) {
     Store(state.template Load<kNonNegative>(i), to + i);
   }
@@ -201,12 +235,12 @@ template <typename State, bool kNonNegative, int kState>
 inline void SaveTile(const float* from, int64_t number, uint64_t seed,
                      char* memory) {
   State state;
-  state.Begin(memory);
+  state.Begin(memory, memory);
   RandomBits random(static_cast<uint64_t>(number), seed);
   for (int i = 0; i < kTile; i += kWide * kLanes) {
     Words bits[kWide];
     for (Words& b : bits) b = random.Next();
-    state.template Save<kState>(i, LoadAs<Wide>(from + i), bits);
+    state.template Save<kState, false>(i, LoadAs<Wide>(from + i), bits);
   }
   state.template End<kNonNegative>();
 }
@@ -214,11 +248,11 @@ inline void SaveTile(const float* from, int64_t number, uint64_t seed,
 template <bool kNonNegative>
 inline void EncodeTile(const float* from, char* block) {
   Block8State state;
-  state.Begin(block);
+  state.Begin(block, block);
   Words half[kWide];
   for (Words& bits : half) bits = Words{} + 0x80000;
   for (int i = 0; i < kTile; i += kWide * kLanes) {
-    state.template Save<0>(i, LoadAs<Wide>(from + i), half);
+    state.template Save<0, false>(i, LoadAs<Wide>(from + i), half);
   }
   state.template End<kNonNegative>();
 }
