@@ -4,8 +4,11 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/edit_distance.h"
@@ -60,12 +63,24 @@ Values ValuesOf(const proto::Config& config) {
   return values;
 }
 
-// Returns the values of a configuration that says nothing.
-Values DefaultValues(int world_size) {
-  const absl::StatusOr<ConfigReport> report =
-      ReadConfig("{\"train_micro_batch_size_per_gpu\": 1}", "", world_size);
-  TESSERA_CHECK_OK(report);
-  return ValuesOf(report->config);
+// Returns "path: value" of what the file says and of what follows from it;
+// counts the defaults. `text`: ConfigToText's.
+std::vector<std::string> SaidLines(const std::string& text, int* defaults) {
+  std::vector<std::string> said, sections;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    line = absl::StripLeadingAsciiWhitespace(line);
+    if (absl::ConsumeSuffix(&line, " {")) {
+      sections.emplace_back(line);
+    } else if (line == "}") {
+      sections.pop_back();
+    } else if (absl::StrContains(line, "  # default")) {
+      ++*defaults;
+    } else if (!line.empty()) {
+      said.push_back(absl::StrCat(absl::StrJoin(sections, "."),
+                                  sections.empty() ? "" : ".", line));
+    }
+  }
+  return said;
 }
 
 // Returns "32 = 16 x 1 x 2": a step's samples, of a rank's batch, accumulated,
@@ -242,21 +257,16 @@ class ConfigCommand {
   }
 
   void TellShortly(const ConfigReport& report, const std::string& path) {
-    const Values values = ValuesOf(report.config);
-    const Values defaults =
-        DefaultValues(static_cast<int>(reading_.world_size));
     out_ << path << ": OK, "
-         << SummaryText(report.config, values, reading_.world_size) << "\n";
-    int others = 0;
-    for (const auto& [key, value] : values) {
-      const auto found = defaults.find(key);
-      if (found != defaults.end() && found->second == value) {
-        ++others;
-      } else {
-        out_ << "  " << key << ": " << value << "\n";
-      }
+         << SummaryText(report.config, ValuesOf(report.config),
+                        reading_.world_size)
+         << "\n";
+    int defaults = 0;
+    for (const std::string& line :
+         SaidLines(ConfigToText(report.config, report.written), &defaults)) {
+      out_ << "  " << line << "\n";
     }
-    out_ << "  (" << others << " other values are defaults: --all)\n";
+    out_ << "  (" << defaults << " other values are defaults: --all)\n";
   }
 
   CommandCall& call_;

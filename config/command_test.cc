@@ -115,6 +115,7 @@ TEST(ConfigCommand, CheckIsShort) {
                         "AdamW lr 0.0003, clip 1\n")),
                     HasSubstr("  zero_optimization.stage: 3\n"),
                     HasSubstr("  optimizer.params.lr: 0.0003\n"),
+                    HasSubstr("  gradient_accumulation_steps: 4  # resolved\n"),
                     HasSubstr(" other values are defaults: --all)\n")));
   const auto lines = std::count(answer.out.begin(), answer.out.end(), '\n');
   EXPECT_LE(lines, 15) << answer.out;
@@ -130,8 +131,9 @@ TEST(ConfigCommand, FaultsAndDifferencesMayBeJson) {
   EXPECT_EQ(fault.Find("line")->number, 2);
   EXPECT_EQ(fault.Find("column")->number, 2);
   const std::string a = FileOf("a.json", "{\"train_batch_size\": 8}");
-  const std::string b = FileOf(
-      "b.json", "{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"SGD\"}}");
+  const std::string b =
+      FileOf("b.json",
+             "{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"SGD\"}}");
   TESSERA_ASSERT_OK_AND_ASSIGN(
       const JsonValue differences,
       ReadJson(Tessera({"diff", a, b, "--json"}).out, ""));

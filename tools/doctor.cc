@@ -19,7 +19,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "base/command/number_text.h"
 #include "base/disk/disk_ring.h"
 #include "base/isa.h"
 #include "base/json.h"

@@ -26,7 +26,7 @@ std::string MeantText(const std::string& word,
 // How many words a command takes.
 struct Arity {
   explicit Arity(const std::string& arguments) {
-    for (const std::string& word :
+    for (const absl::string_view word :
          absl::StrSplit(arguments, ' ', absl::SkipEmpty())) {
       const bool optional = absl::StartsWith(word, "[");
       if (absl::StrContains(word, "...")) many = true;

@@ -165,7 +165,7 @@ TEST_F(CommandLineTest, LinesAreBrokenForATerminal) {
   for (int i = 0; i < 40; ++i) absl::StrAppend(&text, "word ");
   const CommandLine tool("tool",
                          {{"a", "", text, "", {{"--f", "N", text}}, {}, {}}});
-  for (const std::string& line :
+  for (const absl::string_view line :
        absl::StrSplit(absl::StrCat(tool.Help(), tool.Help("a")), '\n')) {
     EXPECT_LE(line.size(), 79u) << line;
   }

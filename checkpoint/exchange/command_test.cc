@@ -217,7 +217,7 @@ TEST_F(CommandTest, SaysWhatDiffersBesideNumbers) {
                               "bytes here\n"));
   EXPECT_EQ(Run({"diff", folder_ + "/a", folder_ + "/d"}), 1);
   EXPECT_THAT(out_, AllOf(HasSubstr("rank 0's rank: only in "),
-                          HasSubstr("ranks: 2 files there, 1 here")));
+                          HasSubstr("rank 1's rank: only in ")));
 }
 
 TEST_F(CommandTest, WhatAFileSaysIsNoCommandOfATerminal) {
@@ -292,7 +292,7 @@ TEST_F(CommandTest, RemovesNothingElse) {
   EXPECT_EQ(Run({"rm", folder_ + "/b"}), 0);
   EXPECT_FALSE(fs::exists(folder_ + "/b"));
   EXPECT_EQ(Run({"rm", folder_ + "/b"}), 1);
-  EXPECT_THAT(err_, HasSubstr("no such checkpoint"));
+  EXPECT_THAT(err_, HasSubstr("/b: No such file or directory"));
   // The command removes what an unfinished save has left, and nothing else.
   fs::create_directory(folder_ + "/b");
   EXPECT_EQ(Run({"rm", folder_ + "/b"}), 1);
