@@ -22,6 +22,12 @@ absl::StatusOr<std::vector<std::string>> FilesOf(
   std::vector<std::string> files;
   for (const std::string& path : paths) {
     std::error_code error;
+    if (std::filesystem::path(path).extension() == ".jsonl") {
+      return absl::InvalidArgumentError(absl::StrCat(
+          path,
+          ": holds metrics and is no trace; `tessera report FOLDER` "
+          "shows it"));
+    }
     if (!std::filesystem::is_directory(path, error)) {
       files.push_back(path);
       continue;

@@ -252,6 +252,8 @@ TEST(TraceCommandTest, MergesAndSummarizes) {
   EXPECT_THAT(err.str(), HasSubstr("is of 4 ranks"));
   std::filesystem::remove(dir + "/trace.rank2.json");
   EXPECT_EQ(run({}), 2);
+  EXPECT_EQ(run({"summary", dir + "/metrics.jsonl"}), 1);
+  EXPECT_THAT(err.str(), HasSubstr("`tessera report FOLDER` shows it"));
   EXPECT_EQ(
       run({"summary", testing::TempDir() + "/none"}),
       1);

@@ -240,7 +240,7 @@ std::vector<Command> CheckpointCommands() {
   const CommandFlag names = {
       "--names", "gpt2|FILE",
       "Rules by which names change: those of transformers' GPT-2, or of a "
-      "file (docs/checkpoint_format.md)."};
+      "file (docs/guide.md)."};
   return {
       {"checkpoint ls",
        "DIR",
