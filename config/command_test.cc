@@ -189,7 +189,7 @@ TEST(ConfigCommand, ExplainFindsKeysByTheirEnd) {
             "  also written zero_optimization.max_live_parameters\n"
             "  Parameters that may be whole at a time at stage 3, besides "
             "those in use.\n"
-            "  honoured\n");
+            "  supported\n");
   EXPECT_THAT(Tessera({"explain", "amp"}).out, HasSubstr("refused: DeepSpeed"));
   EXPECT_THAT(Tessera({"explain", "enabled"}).out,
               AllOf(HasSubstr("fp16.enabled\n"), HasSubstr("bf16.enabled\n")));
@@ -254,7 +254,7 @@ TEST(Docs, AreThoseOfTheSchema) {
 
 TEST(Docs, EveryKeyThatIsHonouredHasAComment) {
   for (const KeyDescription& key : DescribeKeys()) {
-    if (key.fate != "honoured" || key.kind == "section") continue;
+    if (key.support != "supported" || key.kind == "section") continue;
     EXPECT_FALSE(key.comment.empty()) << key.path;
   }
 }
