@@ -173,7 +173,8 @@ std::string Cell(absl::string_view text) {
 }
 
 std::string FateCell(const KeyDescription& key) {
-  return key.why.empty() ? key.support : absl::StrCat(key.support, ": ", key.why);
+  return key.why.empty() ? key.support
+                         : absl::StrCat(key.support, ": ", key.why);
 }
 
 std::string Row(const KeyDescription& key) {
