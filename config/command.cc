@@ -63,9 +63,9 @@ Values ValuesOf(const proto::Config& config) {
   return values;
 }
 
-// Returns "path: value" of what the file says and of what follows from it;
-// counts the defaults. `text`: ConfigToText's.
-std::vector<std::string> SaidLines(const std::string& text, int* defaults) {
+// Returns "path: value" of what the file says, and of batches that follow from
+// it; counts the others. `text`: ConfigToText's.
+std::vector<std::string> SaidLines(const std::string& text, int* others) {
   std::vector<std::string> said, sections;
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     line = absl::StripLeadingAsciiWhitespace(line);
@@ -73,8 +73,9 @@ std::vector<std::string> SaidLines(const std::string& text, int* defaults) {
       sections.emplace_back(line);
     } else if (line == "}") {
       sections.pop_back();
-    } else if (absl::StrContains(line, "  # default")) {
-      ++*defaults;
+    } else if (absl::StrContains(line, "  # default") ||
+               (absl::StrContains(line, "  # resolved") && !sections.empty())) {
+      ++*others;
     } else if (!line.empty()) {
       said.push_back(absl::StrCat(absl::StrJoin(sections, "."),
                                   sections.empty() ? "" : ".", line));
@@ -261,12 +262,12 @@ class ConfigCommand {
          << SummaryText(report.config, ValuesOf(report.config),
                         reading_.world_size)
          << "\n";
-    int defaults = 0;
+    int others = 0;
     for (const std::string& line :
-         SaidLines(ConfigToText(report.config, report.written), &defaults)) {
+         SaidLines(ConfigToText(report.config, report.written), &others)) {
       out_ << "  " << line << "\n";
     }
-    out_ << "  (" << defaults << " other values are defaults: --all)\n";
+    out_ << "  (" << others << " other values are not in the file: --all)\n";
   }
 
   CommandCall& call_;

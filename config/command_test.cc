@@ -116,7 +116,7 @@ TEST(ConfigCommand, CheckIsShort) {
                     HasSubstr("  zero_optimization.stage: 3\n"),
                     HasSubstr("  optimizer.params.lr: 0.0003\n"),
                     HasSubstr("  gradient_accumulation_steps: 4  # resolved\n"),
-                    HasSubstr(" other values are defaults: --all)\n")));
+                    HasSubstr(" other values are not in the file: --all)\n")));
   const auto lines = std::count(answer.out.begin(), answer.out.end(), '\n');
   EXPECT_LE(lines, 15) << answer.out;
 }
