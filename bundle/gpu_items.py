@@ -69,7 +69,9 @@ def ldd(context):
 def tools(context):
     said = context.run(RUN, 'tessera', 'config', 'check',
                        'examples/gpt/zero3.json', '--world', '2')
-    context.run(RUN, 'tessera', 'plan', '--help')
+    context.run(RUN, 'tessera', 'plan', '--config', 'examples/gpt/zero3.json',
+                '--model', 'gpt:layers=1')
+    context.run(RUN, 'tessera', 'doctor')
     return ['tessera config check: %d lines' % len(said.splitlines())]
 
 

@@ -4,13 +4,15 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/check.h"
-#include "base/status.h"
+#include "base/edit_distance.h"
+#include "base/json.h"
 #include "config/config.h"
 #include "config/config_report.h"
 #include "config/config_text.h"
@@ -20,204 +22,324 @@
 namespace tessera {
 namespace {
 
-constexpr char kUsage[] =
-    "tessera config check FILE [--world N] [--auto KEY=VALUE,...] [--json]\n"
-    "                     [--ignore_unknown]\n"
-    "    prints the completed configuration, or its faults\n"
-    "tessera config diff A B [--world N] [--auto KEY=VALUE,...]\n"
-    "                     [--ignore_unknown]\n"
-    "    prints in what two completed configurations differ\n"
-    "tessera config explain KEY\n"
-    "    tells what a key means, its default, and what becomes of it\n"
-    "tessera config schema\n"
-    "    prints a JSON schema for editors\n"
-    "tessera config tables\n"
-    "    prints the tables of docs/config.md\n";
-
-struct Flags {
-  std::vector<std::string> positional;
-  int world_size = 1;
+// What the flags of a subcommand say of how a file is read.
+struct Reading {
+  int64_t world_size = 1;
   AutoValues autos;
-  bool json = false;
   bool ignore_unknown = false;
 };
 
-absl::Status SetFlag(absl::string_view name, const std::string& value,
-                     Flags* flags) {
-  if (name == "--auto") {
-    TESSERA_ASSIGN_OR_RETURN(flags->autos, AutoValues::Parse(value));
-    return absl::OkStatus();
-  }
-  if (absl::SimpleAtoi(value, &flags->world_size) && flags->world_size > 0) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--world: expected at least 1, got '", value, "'"));
-}
-
-// Flags are parsed by hand: absl's flags end the process with 1 at a fault,
-// which for `diff` means that two configurations differ.
-absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
-  Flags flags;
-  for (size_t i = 1; i < args.size(); ++i) {
-    if (!absl::StartsWith(args[i], "--")) {
-      flags.positional.push_back(args[i]);
-      continue;
-    }
-    const std::vector<std::string> parts =
-        absl::StrSplit(args[i], absl::MaxSplits('=', 1));
-    const std::string& name = parts[0];
-    if (parts.size() == 1 && (name == "--json" || name == "--ignore_unknown")) {
-      (name == "--json" ? flags.json : flags.ignore_unknown) = true;
-      continue;
-    }
-    if (name != "--world" && name != "--auto") {
-      return absl::InvalidArgumentError(absl::StrCat("unknown flag ", args[i]));
-    }
-    if (parts.size() == 1 && i + 1 == args.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(name, " needs a value"));
-    }
-    TESSERA_RETURN_IF_ERROR(
-        SetFlag(name, parts.size() == 2 ? parts[1] : args[++i], &flags));
-  }
+const std::vector<CommandFlag>& ReadingFlags() {
+  static const auto& flags = *new std::vector<CommandFlag>{
+      {"--world", "N",
+       "The number of ranks, which batch sizes and groups depend on (1)."},
+      {"--auto", "KEY=VALUE,...",
+       "What keys with the value \"auto\" become, where a program would say "
+       "it, as in hidden_size=4096."},
+      {"--ignore_unknown", "", "Unknown keys are notes instead of faults."}};
   return flags;
 }
 
-class Command {
- public:
-  Command(std::ostream* out, std::ostream* err) : out_(*out), err_(*err) {}
+using Values = std::map<std::string, std::string>;
 
-  int Run(const std::vector<std::string>& args) {
-    const std::string name = args.empty() ? "" : args[0];
-    const absl::StatusOr<Flags> flags = ParseFlags(args);
-    if (!flags.ok()) return Misused(flags.status().message());
-    const std::map<std::string, size_t> arity = {{"check", 1},
-                                                 {"diff", 2},
-                                                 {"explain", 1},
-                                                 {"schema", 0},
-                                                 {"tables", 0}};
-    const auto found = arity.find(name);
-    if (found == arity.end() || found->second != flags->positional.size()) {
-      return Misused("");
+// Collects the leaves of a JSON value by their paths.
+void Flatten(const JsonValue& value, const std::string& path, Values* values) {
+  if (value.kind != JsonKind::kObject || value.members.empty()) {
+    (*values)[path] = ToJsonText(value);
+    return;
+  }
+  for (const JsonMember& member : value.members) {
+    Flatten(member.value,
+            path.empty() ? member.key : absl::StrCat(path, ".", member.key),
+            values);
+  }
+}
+
+Values ValuesOf(const proto::Config& config) {
+  const absl::StatusOr<JsonValue> root = ReadJson(ConfigToJson(config), "");
+  TESSERA_CHECK_OK(root);
+  Values values;
+  Flatten(*root, "", &values);
+  return values;
+}
+
+// Returns "path: value" of what the file says, and of batches that follow from
+// it; counts the others. `text`: ConfigToText's.
+std::vector<std::string> SaidLines(const std::string& text, int* others) {
+  std::vector<std::string> said, sections;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    line = absl::StripLeadingAsciiWhitespace(line);
+    if (absl::ConsumeSuffix(&line, " {")) {
+      sections.emplace_back(line);
+    } else if (line == "}") {
+      sections.pop_back();
+    } else if (absl::StrContains(line, "  # default") ||
+               (absl::StrContains(line, "  # resolved") && !sections.empty())) {
+      ++*others;
+    } else if (!line.empty()) {
+      said.push_back(absl::StrCat(absl::StrJoin(sections, "."),
+                                  sections.empty() ? "" : ".", line));
     }
-    if (name == "check") return Check(*flags);
-    if (name == "diff") return Diff(*flags);
-    if (name == "explain") return ExplainKey(flags->positional[0]);
-    out_ << (name == "schema" ? JsonSchema() : KeyTables());
+  }
+  return said;
+}
+
+// Returns "32 = 16 x 1 x 2": a step's samples, of a rank's batch, accumulated,
+// by ranks.
+std::string BatchText(const proto::Config& config, int64_t world_size) {
+  return absl::StrCat(config.train_batch_size(), " = ",
+                      config.train_micro_batch_size_per_gpu(), " x ",
+                      config.gradient_accumulation_steps(), " x ", world_size);
+}
+
+// Returns what a reader asks first, in one line.
+std::string SummaryText(const proto::Config& config, const Values& values,
+                        int64_t world_size) {
+  const auto value = [&](const char* path) {
+    const auto found = values.find(path);
+    return found == values.end() ? std::string("none") : found->second;
+  };
+  const bool bf16 = config.bf16().enabled(), fp16 = config.fp16().enabled();
+  std::string text =
+      absl::StrCat(world_size, world_size == 1 ? " rank" : " ranks", ", batch ",
+                   BatchText(config, world_size), ", stage ",
+                   value("zero_optimization.stage"), ", ",
+                   bf16   ? "bf16"
+                   : fp16 ? "fp16"
+                          : "fp32");
+  const std::string type = value("optimizer.type");
+  if (type != "none") {
+    absl::StrAppend(&text, ", ",
+                    absl::StripPrefix(absl::StripSuffix(type, "\""), "\""),
+                    " lr ", value("optimizer.params.lr"));
+  }
+  if (config.gradient_clipping() > 0) {
+    absl::StrAppend(&text, ", clip ", value("gradient_clipping"));
+  }
+  return text;
+}
+
+std::string FaultsJson(const std::vector<ConfigFault>& faults) {
+  return absl::StrCat(
+      "[",
+      absl::StrJoin(faults, ", ",
+                    [](std::string* out, const ConfigFault& fault) {
+                      absl::StrAppend(out, "{\"path\": ", QuoteJson(fault.path),
+                                      ", \"what\": ", QuoteJson(fault.what));
+                      if (fault.position.has_value()) {
+                        absl::StrAppend(
+                            out, ", \"line\": ", fault.position->line,
+                            ", \"column\": ", fault.position->column);
+                      }
+                      absl::StrAppend(out, "}");
+                    }),
+      "]");
+}
+
+class ConfigCommand {
+ public:
+  explicit ConfigCommand(CommandCall* call)
+      : call_(*call), out_(call->out()), err_(call->err()) {}
+
+  int Check() {
+    if (!ReadFlags()) return 2;
+    const std::string& path = call_.words()[0];
+    const std::optional<ConfigReport> report = Read(path);
+    if (!report.has_value()) return 1;
+    TellNotes(*report, path);
+    if (call_.Has("--json")) {
+      out_ << ConfigToJson(report->config);
+    } else if (call_.Has("--all")) {
+      out_ << "# on " << reading_.world_size
+           << (reading_.world_size == 1 ? " rank (--world N)\n" : " ranks\n")
+           << ConfigToText(report->config, report->written);
+    } else {
+      TellShortly(*report, path);
+    }
     return 0;
   }
 
- private:
-  int Misused(absl::string_view why) {
-    if (!why.empty()) err_ << why << "\n";
-    err_ << kUsage;
-    return 2;
+  int Diff() {
+    if (!ReadFlags()) return 2;
+    const auto a = Read(call_.words()[0]), b = Read(call_.words()[1]);
+    if (!a.has_value() || !b.has_value()) return 1;
+    const Values values[] = {ValuesOf(a->config), ValuesOf(b->config)};
+    Values all = values[0];
+    all.insert(values[1].begin(), values[1].end());
+    const bool json = call_.Has("--json");
+    std::vector<std::string> lines;
+    for (const auto& entry : all) {
+      const std::string& path = entry.first;
+      const auto in = [&](const Values& side) {
+        const auto found = side.find(path);
+        return found == side.end() ? std::string(json ? "null" : "absent")
+                                   : found->second;
+      };
+      const std::string left = in(values[0]), right = in(values[1]);
+      if (left == right) continue;
+      lines.push_back(
+          json ? absl::StrCat(QuoteJson(path), ": [", left, ", ", right, "]")
+               : absl::StrCat(path, ": ", left, " | ", right));
+    }
+    if (json) {
+      out_ << "{" << absl::StrJoin(lines, ",\n ") << "}\n";
+    } else if (!lines.empty()) {
+      out_ << absl::StrJoin(lines, "\n") << "\n";
+    }
+    return lines.empty() ? 0 : 1;
   }
 
-  // Returns nullopt after printing the configuration's faults.
-  std::optional<ConfigReport> Read(const std::string& path,
-                                   const Flags& flags) {
+  int ExplainKey() {
+    const std::string& key = call_.words()[0];
+    const std::vector<KeyDescription> found = FindKeys(key);
+    for (const KeyDescription& each : found) out_ << Explain(each);
+    if (!found.empty()) return 0;
+    std::vector<std::string> names;
+    for (const KeyDescription& each : DescribeKeys()) {
+      names.push_back(each.path);
+      names.push_back(each.path.substr(each.path.rfind('.') + 1));
+    }
+    const std::string nearest = NearestName(key, names);
+    return call_.Failed(absl::NotFoundError(absl::StrCat(
+        "no key '", key, "'",
+        nearest.empty() ? "; docs/config.md lists all"
+                        : absl::StrCat(", did you mean '", nearest, "'?"))));
+  }
+
+ private:
+  // Returns false after telling what is wrong.
+  bool ReadFlags() {
+    if (!call_.ReadNumber("--world", 1, &reading_.world_size)) return false;
+    reading_.ignore_unknown = call_.Has("--ignore_unknown");
+    if (!call_.Has("--auto")) return true;
+    absl::StatusOr<AutoValues> autos = AutoValues::Parse(call_.Get("--auto"));
+    if (!autos.ok()) {
+      call_.Misused(autos.status().message());
+      return false;
+    }
+    reading_.autos = *std::move(autos);
+    return true;
+  }
+
+  // Returns nullopt after telling the faults.
+  std::optional<ConfigReport> Read(const std::string& path) {
     const absl::StatusOr<std::string> text = ReadConfigFile(path);
     if (!text.ok()) {
       err_ << text.status().message() << "\n";
       return std::nullopt;
     }
-    absl::StatusOr<ConfigReport> report = ReadConfig(
-        *text, path, flags.world_size, flags.autos, flags.ignore_unknown);
+    absl::StatusOr<ConfigReport> report =
+        ReadConfig(*text, path, static_cast<int>(reading_.world_size),
+                   reading_.autos, reading_.ignore_unknown);
     if (!report.ok()) {
       err_ << report.status().message() << "\n";
+      return std::nullopt;
+    }
+    if (report->faults.empty()) return *std::move(report);
+    if (call_.Has("--json")) {
+      out_ << "{\"faults\": " << FaultsJson(report->faults) << "}\n";
       return std::nullopt;
     }
     for (const ConfigFault& fault : report->faults) {
       err_ << FormatFault(fault, path) << "\n";
     }
-    if (!report->faults.empty()) return std::nullopt;
-    return *std::move(report);
+    return std::nullopt;
   }
 
-  int Check(const Flags& flags) {
-    const std::string& path = flags.positional[0];
-    const std::optional<ConfigReport> report = Read(path, flags);
-    if (!report.has_value()) return 1;
-    for (const ConfigFault& note : report->notes) {
+  void TellNotes(const ConfigReport& report, const std::string& path) {
+    for (const ConfigFault& note : report.notes) {
       err_ << "note: " << FormatFault(note, path) << "\n";
     }
-    const absl::Status runnable = CheckRunnable(report->config);
+    const absl::Status runnable = CheckRunnable(report.config);
     if (!runnable.ok()) {
       err_ << "note: Engine::Create refuses this: " << runnable.message()
            << "\n";
     }
-    if (flags.json) {
-      out_ << ConfigToJson(report->config);
-      return 0;
-    }
-    out_ << "# on " << flags.world_size
-         << (flags.world_size == 1 ? " rank (--world N)\n" : " ranks\n")
-         << ConfigToText(report->config, report->written);
-    return 0;
   }
 
-  int Diff(const Flags& flags) {
-    const auto a = Read(flags.positional[0], flags);
-    const auto b = Read(flags.positional[1], flags);
-    if (!a.has_value() || !b.has_value()) return 1;
-    std::map<std::string, std::string> values[2];
-    Flatten(ConfigToJson(a->config), &values[0]);
-    Flatten(ConfigToJson(b->config), &values[1]);
-    std::map<std::string, std::string> all = values[0];
-    all.insert(values[1].begin(), values[1].end());
-    bool differ = false;
-    for (const auto& entry : all) {
-      const std::string& path = entry.first;
-      const auto in = [&](const std::map<std::string, std::string>& side) {
-        const auto found = side.find(path);
-        return found == side.end() ? "absent" : found->second;
-      };
-      const std::string left = in(values[0]), right = in(values[1]);
-      if (left == right) continue;
-      differ = true;
-      out_ << path << ": " << left << " | " << right << "\n";
+  void TellShortly(const ConfigReport& report, const std::string& path) {
+    out_ << path << ": OK, "
+         << SummaryText(report.config, ValuesOf(report.config),
+                        reading_.world_size)
+         << "\n";
+    int others = 0;
+    for (const std::string& line :
+         SaidLines(ConfigToText(report.config, report.written), &others)) {
+      out_ << "  " << line << "\n";
     }
-    return differ ? 1 : 0;
+    out_ << "  (" << others << " other values are not in the file: --all)\n";
   }
 
-  // Collects the leaves of a JSON text by their paths.
-  static void Flatten(const std::string& text,
-                      std::map<std::string, std::string>* values) {
-    const absl::StatusOr<JsonValue> root = ReadJson(text, "");
-    TESSERA_CHECK_OK(root);
-    Flatten(*root, "", values);
-  }
-  static void Flatten(const JsonValue& value, const std::string& path,
-                      std::map<std::string, std::string>* values) {
-    if (value.kind != JsonKind::kObject || value.members.empty()) {
-      (*values)[path] = ToJsonText(value);
-      return;
-    }
-    for (const JsonMember& member : value.members) {
-      Flatten(member.value,
-              path.empty() ? member.key : absl::StrCat(path, ".", member.key),
-              values);
-    }
-  }
-
-  int ExplainKey(const std::string& key) {
-    const std::vector<KeyDescription> found = FindKeys(key);
-    for (const KeyDescription& each : found) out_ << Explain(each);
-    if (!found.empty()) return 0;
-    err_ << "no key '" << key << "'; docs/config.md lists all\n";
-    return 1;
-  }
-
+  CommandCall& call_;
   std::ostream& out_;
   std::ostream& err_;
+  Reading reading_;
 };
+
+template <int (ConfigCommand::*kRun)()>
+int Run(CommandCall* call) {
+  return (ConfigCommand(call).*kRun)();
+}
+
+template <std::string (*kText)()>
+int Print(CommandCall* call) {
+  call->out() << kText();
+  return 0;
+}
+
+std::vector<CommandFlag> With(std::vector<CommandFlag> flags,
+                              const std::vector<CommandFlag>& more) {
+  flags.insert(flags.begin(), more.begin(), more.end());
+  return flags;
+}
 
 }  // namespace
 
-int RunConfigCommand(const std::vector<std::string>& args, std::ostream* out,
-                     std::ostream* err) {
-  return Command(out, err).Run(args);
+std::vector<Command> ConfigCommands() {
+  return {
+      {"config check",
+       "FILE",
+       "Checks a configuration: prints what it comes to, or all its faults.",
+       "Faults have their line and column. Notes of keys that have no effect "
+       "go to standard error.",
+       With({{"--all", "", "Prints every value, with all defaults."},
+             {"--json", "",
+              "Prints the completed configuration, or its faults, as JSON."}},
+            ReadingFlags()),
+       {"config check zero3.json --world 8",
+        "config check ds_config.json --auto hidden_size=4096 --json"},
+       Run<&ConfigCommand::Check>},
+      {"config diff",
+       "A B",
+       "Prints in what two completed configurations differ, one key a line.",
+       "",
+       With({{"--json", "", "Prints an object of [A's value, B's value]."}},
+            ReadingFlags()),
+       {"config diff zero2.json zero3.json --world 8"},
+       Run<&ConfigCommand::Diff>},
+      {"config explain",
+       "KEY",
+       "Tells what a key means, its default, and how it is supported.",
+       "",
+       {},
+       {"config explain zero_optimization.stage",
+        "config explain max_live_parameters"},
+       Run<&ConfigCommand::ExplainKey>},
+      {"config schema",
+       "",
+       "Prints a JSON schema, by which editors check a file as it is written.",
+       "",
+       {},
+       {"config schema > schema.json"},
+       Print<JsonSchema>},
+      {"config tables",
+       "",
+       "Prints the tables of docs/config.md.",
+       "",
+       {},
+       {},
+       Print<KeyTables>},
+  };
 }
 
 }  // namespace tessera

@@ -123,9 +123,9 @@ std::string AllowedBy(const FieldDescriptor& field) {
 }
 
 void SetFate(const FieldOptions& options, KeyDescription* key) {
-  const auto set = [&](const char* fate, const auto& id) {
+  const auto set = [&](const char* support, const auto& id) {
     if (!options.HasExtension(id)) return;
-    key->fate = fate;
+    key->support = support;
     key->why = options.GetExtension(id);
   };
   set("no effect", proto::no_effect);
@@ -152,9 +152,9 @@ void Collect(const Descriptor& level, const std::string& prefix,
                             : DefaultOf(field);
     key.allowed = AllowedBy(field);
     key.comment = CommentOf(field);
-    key.fate = "honoured";
-    if (section != nullptr && section->fate != "honoured") {
-      key.fate = section->fate;
+    key.support = "supported";
+    if (section != nullptr && section->support != "supported") {
+      key.support = section->support;
       key.why = section->why;
     }
     SetFate(field.options(), &key);
@@ -173,7 +173,8 @@ std::string Cell(absl::string_view text) {
 }
 
 std::string FateCell(const KeyDescription& key) {
-  return key.why.empty() ? key.fate : absl::StrCat(key.fate, ": ", key.why);
+  return key.why.empty() ? key.support
+                         : absl::StrCat(key.support, ": ", key.why);
 }
 
 std::string Row(const KeyDescription& key) {
@@ -263,7 +264,7 @@ std::string SchemaOfKey(const std::vector<const FieldDescriptor*>& fields,
   KeyDescription key;
   SetFate(fields[0]->options(), &key);
   std::string words = CommentOf(*fields[0]);
-  if (!key.fate.empty()) {
+  if (!key.support.empty()) {
     absl::StrAppend(&words, words.empty() ? "" : " ", "(", FateCell(key), ")");
   }
   std::string text = absl::StrCat("\"description\": ", QuoteJson(words));
@@ -347,7 +348,7 @@ std::string Explain(const KeyDescription& key) {
 
 std::string KeyTables() {
   constexpr char kHead[] =
-      "\n| key | value | default | fate | |\n|---|---|---|---|---|\n";
+      "\n| key | value | default | support | |\n|---|---|---|---|---|\n";
   const std::vector<KeyDescription> keys = DescribeKeys();
   std::string text = "### Top level\n";
   absl::StrAppend(&text, kHead);

@@ -16,10 +16,10 @@ struct KeyDescription {
   std::string kind;           // "integer", "list of strings", "section", ...
   std::string default_value;  // "" if there is none
   std::string allowed;        // "0 to 127", "none, cpu or nvme"; "" for any
-  // Whether the key has an effect: "honoured", "no effect", "not yet",
+  // Whether the key has an effect: "supported", "no effect", "not yet",
   // "deprecated" or "refused".
-  std::string fate;
-  std::string why;      // why it is not "honoured"
+  std::string support;
+  std::string why;      // why it is not "supported"
   std::string comment;  // one paragraph
 };
 

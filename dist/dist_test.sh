@@ -59,15 +59,21 @@ said="$("${work}/minimal/minimal" --wrld=2 2>&1)"
 [[ "${said}" == *'did you mean --world?'* ]]
 "${work}/user/user" "${work}/checkpoint" --world=2
 "${home}/bin/tessera" config check examples/minimal/zero3.json > /dev/null
-[[ "$("${home}/bin/tessera" --help)" == *'tessera checkpoint COMMAND'* ]]
+[[ "$("${home}/bin/tessera" --help)" == *'checkpoint verify'* ]]
 # What needs libtorch says how it is found, and runs with it.
-if "${home}/bin/tessera" plan --help > "${work}/plan.log" 2>&1 ||
+plan=(plan --config examples/minimal/zero3.json --model gpt:layers=1)
+if "${home}/bin/tessera" "${plan[@]}" > "${work}/plan.log" 2>&1 ||
   ! grep -q 'LD_LIBRARY_PATH' "${work}/plan.log"; then
   cat "${work}/plan.log"
   exit 1
 fi
-LD_LIBRARY_PATH="${torch}/lib" "${home}/bin/tessera" plan --help > /dev/null
-head -n 1 "${home}/share/man/man1/tessera.1" | grep -q 'The command'
+LD_LIBRARY_PATH="${torch}/lib" "${home}/bin/tessera" "${plan[@]}" > /dev/null
+# What needs SentencePiece has it.
+echo 'two words' > "${work}/text"
+"${home}/bin/tessera" tokenize --out "${work}/tokens" "${work}/text"
+bash -c '. "$1"; complete -p tessera' - \
+  "${home}/share/bash-completion/completions/tessera" > /dev/null
+head -n 1 "${home}/share/man/man1/tessera.1" | grep -q 'tessera manual'
 
 # By pkg-config it is linked, too.
 read -ra libraries < <(PKG_CONFIG_PATH="${home}/lib/pkgconfig" \

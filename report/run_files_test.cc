@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/command/command_line.h"
 #include "base/status_matchers.h"
 #include "base/trace/trace_json.h"
 #include "gmock/gmock.h"
@@ -93,9 +94,10 @@ TEST(ReadRunFolderTest, NothingToShowIsAnError) {
   EXPECT_THAT(ReadRunFolder(dir + "/x"),
               StatusIs(StatusCode::kNotFound, HasSubstr("there is none")));
   std::ostringstream out, err;
-  EXPECT_EQ(RunReportCommand({dir}, &out, &err), 1);
-  EXPECT_EQ(RunReportCommand({dir, dir}, &out, &err), 2);
-  EXPECT_EQ(RunReportCommand({"--what"}, &out, &err), 2);
+  const CommandLine tool("tessera", ReportCommands());
+  EXPECT_EQ(tool.Run({"report", dir}, &out, &err), 1);
+  EXPECT_EQ(tool.Run({"report", dir, dir}, &out, &err), 2);
+  EXPECT_EQ(tool.Run({"report", "--what"}, &out, &err), 2);
   EXPECT_FALSE(std::filesystem::exists(dir + "/report.html"));
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/command/command_line.h"
 #include "base/file.h"
 #include "base/status_matchers.h"
 #include "base/trace/trace_json.h"
@@ -222,8 +223,12 @@ TEST(TraceCommandTest, MergesAndSummarizes) {
                             TraceToJson(recording, {r, 2, "h"})));
   }
   std::ostringstream out, err;
+  const auto run = [&](std::vector<std::string> args) {
+    args.insert(args.begin(), "trace");
+    return CommandLine("tessera", ReportCommands()).Run(args, &out, &err);
+  };
   const std::string merged = absl::StrCat(dir, "/all.json");
-  EXPECT_EQ(RunTraceCommand({"merge", dir, merged}, &out, &err), 0)
+  EXPECT_EQ(run({"merge", dir, merged}), 0)
       << err.str();
   TESSERA_ASSERT_OK_AND_ASSIGN(const JsonValue json, ReadLargeJson(merged));
   int spans = 0;
@@ -231,24 +236,26 @@ TEST(TraceCommandTest, MergesAndSummarizes) {
     spans += event.Find("name")->text == "only\"here";
   }
   EXPECT_EQ(spans, 2);
-  EXPECT_EQ(RunTraceCommand({"summary", "--json", dir}, &out, &err), 0);
+  EXPECT_EQ(run({"summary", "--json", dir}), 0);
   EXPECT_THAT(out.str(), HasSubstr("\"ranks\":[0,1]"));
-  EXPECT_EQ(RunTraceCommand({"summary", "--jsn", dir}, &out, &err), 2);
-  EXPECT_EQ(RunTraceCommand({"merge", merged, merged}, &out, &err), 2);
+  EXPECT_EQ(run({"summary", "--jsn", dir}), 2);
+  EXPECT_EQ(run({"merge", merged, merged}), 2);
   const std::string first = dir + "/trace.rank0.json",
                     last = dir + "/./trace.rank1.json";  // OUT is forgotten
-  EXPECT_EQ(RunTraceCommand({"merge", first, last}, &out, &err), 2);
+  EXPECT_EQ(run({"merge", first, last}), 2);
   EXPECT_TRUE(ReadTraceFile(last).ok());
-  EXPECT_EQ(RunTraceCommand({"merge", first, "--out=x"}, &out, &err), 2);
+  EXPECT_EQ(run({"merge", first, "--out=x"}), 2);
   // This file belongs to another run.
   TESSERA_ASSERT_OK(WriteFileAtomically(dir + "/trace.rank2.json",
                                         TraceToJson({}, {2, 4, "h"})));
-  EXPECT_EQ(RunTraceCommand({"summary", dir}, &out, &err), 1);
+  EXPECT_EQ(run({"summary", dir}), 1);
   EXPECT_THAT(err.str(), HasSubstr("is of 4 ranks"));
   std::filesystem::remove(dir + "/trace.rank2.json");
-  EXPECT_EQ(RunTraceCommand({}, &out, &err), 2);
+  EXPECT_EQ(run({}), 2);
+  EXPECT_EQ(run({"summary", dir + "/metrics.jsonl"}), 1);
+  EXPECT_THAT(err.str(), HasSubstr("`tessera report FOLDER` shows it"));
   EXPECT_EQ(
-      RunTraceCommand({"summary", testing::TempDir() + "/none"}, &out, &err),
+      run({"summary", testing::TempDir() + "/none"}),
       1);
   EXPECT_THAT(err.str(), HasSubstr("/none"));
 }

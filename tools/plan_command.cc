@@ -1,14 +1,13 @@
 #include "tools/plan_command.h"
 
-#include <functional>
-#include <limits>
+#include <filesystem>
 #include <map>
 #include <memory>
+#include <system_error>
 #include <utility>
 
 #include "ATen/ops/randint.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -22,102 +21,36 @@
 #include "engine/plan/rates.h"
 #include "examples/gpt/gpt.h"
 #include "examples/llama/llama.h"
+#include "examples/llama/llama_config.h"
 
 namespace tessera {
 namespace {
 
-constexpr char kUsage[] =
-    "tessera plan --config FILE --model MODEL [--world N] [--memory GIB]\n"
-    "             [--one_host] [--network GB/S] [--latency US] [--tflops N]\n"
-    "             [--bandwidth GB/S] [--disk GB/S]\n"
-    "    prints what each rank will hold, and how long a step takes, at every\n"
-    "    stage: nothing is computed, and the model may be of any size\n"
-    "    MODEL      gpt:KEY=NUMBER,... with dim, layers, heads, seq, vocab\n"
-    "               llama:KEY=NUMBER,... with dim, layers, heads, kv_heads,\n"
-    "               hidden, seq, vocab\n"
-    "    --memory   of a rank, in GiB; sharding.memory_limit_bytes or what "
-    "this\n"
-    "               host has if absent\n"
-    "    --one_host all ranks are on one host and share a working copy\n"
-    "    --network  what a rank sends, in GB/s, and --latency, of a message, "
-    "in\n"
-    "               microseconds (10); without it times have no communication\n"
-    "    --tflops   of a rank, --bandwidth of its memory, and --disk of what\n"
-    "               it reads and writes there, in GB/s; what is absent is\n"
-    "               measured here, by one process (a disk: in nvme_path)\n"
-    "    The batch is train_micro_batch_size_per_gpu. For a model of your own\n"
-    "    call tessera::Plan.\n";
-
 struct Flags {
   std::string config, model;
-  int world_size = 1;
+  int64_t world_size = 1;
   double memory_gib = 0;
   double network = 0, latency = 10, tflops = 0, bandwidth = 0, disk = 0;
-  bool one_host = false;
+  bool one_host = false, json = false;
 };
 
-// Returns the value of --network and so on; nullptr for other names.
-double* NumberOf(const std::string& name, Flags* flags) {
-  if (name == "--network") return &flags->network;
-  if (name == "--latency") return &flags->latency;
-  if (name == "--tflops") return &flags->tflops;
-  if (name == "--bandwidth") return &flags->bandwidth;
-  if (name == "--disk") return &flags->disk;
-  return nullptr;
-}
-
-absl::Status SetFlag(const std::string& name, const std::string& value,
-                     Flags* flags) {
-  if (name == "--config") {
-    flags->config = value;
-  } else if (name == "--model") {
-    flags->model = value;
-  } else if (name == "--world") {
-    if (!absl::SimpleAtoi(value, &flags->world_size) || flags->world_size < 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--world: expected at least 1, got '", value, "'"));
-    }
-  } else if (name == "--memory") {
-    if (!absl::SimpleAtod(value, &flags->memory_gib) ||
-        !(flags->memory_gib > 0 && flags->memory_gib < 1e6)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--memory: expected a number of GiB above 0, got '", value, "'"));
-    }
-  } else if (double* const number = NumberOf(name, flags)) {
-    if (!absl::SimpleAtod(value, number) || !(*number > 0 && *number < 1e9)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, ": expected a number above 0, got '", value, "'"));
-    }
-  } else {
-    return absl::InvalidArgumentError(absl::StrCat("unknown flag ", name));
+// Returns false after telling what is wrong.
+bool ReadFlags(CommandCall* call, Flags* flags) {
+  flags->config = call->Get("--config");
+  flags->model = call->Get("--model");
+  flags->one_host = call->Has("--one_host");
+  flags->json = call->Has("--json");
+  const std::pair<const char*, double*> numbers[] = {
+      {"--memory", &flags->memory_gib},   {"--network", &flags->network},
+      {"--latency", &flags->latency},     {"--tflops", &flags->tflops},
+      {"--bandwidth", &flags->bandwidth}, {"--disk", &flags->disk}};
+  for (const auto& [name, number] : numbers) {
+    if (!call->ReadPositive(name, number)) return false;
   }
-  return absl::OkStatus();
-}
-
-// Flags are parsed by hand, as in `tessera config`: absl's flags end the
-// process with 1.
-absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
-  Flags flags;
-  for (size_t i = 0; i < args.size(); ++i) {
-    if (args[i] == "--one_host") {
-      flags.one_host = true;
-      continue;
-    }
-    if (args[i] == "--help") return absl::CancelledError("");
-    const std::pair<std::string, std::string> flag =
-        absl::StrSplit(args[i], absl::MaxSplits('=', 1));
-    const bool joined = absl::StrContains(args[i], '=');
-    if (!joined && i + 1 == args.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(args[i], " needs a value"));
-    }
-    TESSERA_RETURN_IF_ERROR(
-        SetFlag(flag.first, joined ? flag.second : args[++i], &flags));
-  }
-  if (flags.config.empty() || flags.model.empty()) {
-    return absl::InvalidArgumentError("--config and --model are needed");
-  }
-  return flags;
+  if (!call->ReadNumber("--world", 1, &flags->world_size)) return false;
+  if (!flags->config.empty() && !flags->model.empty()) return true;
+  call->Misused("--config and --model are needed");
+  return false;
 }
 
 using Numbers = std::map<std::string, int64_t>;
@@ -145,6 +78,8 @@ absl::Status ReadNumbers(absl::string_view text, Numbers* numbers) {
   }
   return absl::OkStatus();
 }
+
+constexpr int64_t kLlamaSeq = 128;  // tokens of a sample
 
 struct Model {
   std::shared_ptr<torch::nn::Module> module;
@@ -185,7 +120,7 @@ absl::StatusOr<Model> MakeLlama(absl::string_view text) {
   const LlamaOptions defaults;
   Numbers n{{"dim", defaults.dim()},       {"layers", defaults.layers()},
             {"heads", defaults.heads()},   {"kv_heads", defaults.kv_heads()},
-            {"hidden", defaults.hidden()}, {"seq", 128},
+            {"hidden", defaults.hidden()}, {"seq", kLlamaSeq},
             {"vocab", defaults.vocab()}};
   TESSERA_RETURN_IF_ERROR(ReadNumbers(text, &n));
   return Make<LlamaImpl>(LlamaOptions()
@@ -198,13 +133,30 @@ absl::StatusOr<Model> MakeLlama(absl::string_view text) {
                          n["seq"], n["vocab"]);
 }
 
+// Makes the model of a Hugging Face config.json; `text`: its path, and ":seq=N"
+// behind it.
+absl::StatusOr<Model> MakeHuggingFace(absl::string_view path,
+                                      absl::string_view text) {
+  Numbers n{{"seq", kLlamaSeq}};
+  TESSERA_RETURN_IF_ERROR(ReadNumbers(text, &n));
+  TESSERA_ASSIGN_OR_RETURN(const LlamaOptions options,
+                           ReadLlamaConfig(std::string(path)));
+  return Make<LlamaImpl>(options, n["seq"], options.vocab());
+}
+
 absl::StatusOr<Model> MakeModel(const std::string& text) {
   const std::pair<std::string, std::string> parts =
       absl::StrSplit(text, absl::MaxSplits(':', 1));
   if (parts.first == "gpt") return MakeGpt(parts.second);
   if (parts.first == "llama") return MakeLlama(parts.second);
+  std::error_code error;
+  if (std::filesystem::exists(parts.first, error)) {
+    return MakeHuggingFace(parts.first, parts.second);
+  }
   return absl::InvalidArgumentError(
-      absl::StrCat("--model: expected gpt:... or llama:..., got '", text, "'"));
+      absl::StrCat("--model: expected gpt:..., llama:... or the config.json of "
+                   "a Llama, got '",
+                   text, "'"));
 }
 
 absl::StatusOr<Rates> RatesOf(const Flags& flags, const proto::Config& config) {
@@ -222,42 +174,32 @@ absl::StatusOr<Rates> RatesOf(const Flags& flags, const proto::Config& config) {
   }
   if (flags.bandwidth > 0) rates.bytes_per_second = flags.bandwidth * 1e9;
   if (flags.network == 0 || flags.world_size == 1) return rates;
-  return OverNetwork(rates, flags.world_size, flags.network * 1e9,
-                     flags.latency * 1e-6);
+  return OverNetwork(rates, static_cast<int>(flags.world_size),
+                     flags.network * 1e9, flags.latency * 1e-6);
 }
 
 absl::StatusOr<std::string> TextOf(const Flags& flags) {
+  const auto world_size = static_cast<int>(flags.world_size);
   TESSERA_ASSIGN_OR_RETURN(const proto::Config config,
-                           LoadConfig(flags.config, flags.world_size));
+                           LoadConfig(flags.config, world_size));
   TESSERA_ASSIGN_OR_RETURN(const Model model, MakeModel(flags.model));
   PlanOptions options;
-  options.world_size = flags.world_size;
+  options.world_size = world_size;
   options.memory_bytes =
       static_cast<int64_t>(flags.memory_gib * (int64_t{1} << 30));
   options.shared_working_copy = flags.one_host;
   TESSERA_ASSIGN_OR_RETURN(options.rates, RatesOf(flags, config));
-  return PlanText(*model.module, model.loss, config, options);
+  return PlanText(*model.module, model.loss, config, options, flags.json);
 }
 
 }  // namespace
 
-int RunPlanCommand(const std::vector<std::string>& args, std::ostream* out,
-                   std::ostream* err) {
-  const absl::StatusOr<Flags> flags = ParseFlags(args);
-  if (absl::IsCancelled(flags.status())) {
-    *out << kUsage;
-    return 0;
-  }
-  if (!flags.ok()) {
-    *err << flags.status().message() << "\n" << kUsage;
-    return 2;
-  }
-  const absl::StatusOr<std::string> text = TextOf(*flags);
-  if (!text.ok()) {
-    *err << text.status().message() << "\n";
-    return 1;
-  }
-  *out << *text;
+int RunPlan(CommandCall* call) {
+  Flags flags;
+  if (!ReadFlags(call, &flags)) return 2;
+  const absl::StatusOr<std::string> text = TextOf(flags);
+  if (!text.ok()) return call->Failed(text.status());
+  call->out() << *text;
   return 0;
 }
 

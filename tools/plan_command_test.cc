@@ -6,8 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "base/command/command_line.h"
+#include "config/reader/json_reader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tools/separate_commands.h"
 
 namespace tessera {
 namespace {
@@ -26,7 +29,8 @@ class PlanCommandTest : public ::testing::Test {
   int Run(std::vector<std::string> args) {
     out_.str("");
     err_.str("");
-    return RunPlanCommand(args, &out_, &err_);
+    args.insert(args.begin(), "plan");
+    return CommandLine("tessera", {PlanCommand(RunPlan)}).Run(args, &out_, &err_);
   }
   std::string config_;
   std::ostringstream out_, err_;
@@ -64,13 +68,41 @@ TEST_F(PlanCommandTest, TimesOfAStep) {
   EXPECT_THAT(out_.str(), HasSubstr("--bandwidth"));
 }
 
+TEST_F(PlanCommandTest, OfAModelOfHuggingFaceAndForPrograms) {
+  const std::string model =
+      std::string(std::getenv("TEST_TMPDIR")) + "/config.json";
+  std::ofstream(model) << R"({"model_type": "llama", "vocab_size": 1000,
+      "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+      "num_attention_heads": 4, "num_key_value_heads": 2})";
+  ASSERT_EQ(Run({"--config", config_, "--model", model + ":seq=32", "--world",
+                 "4", "--json"}),
+            0)
+      << err_.str();
+  const absl::StatusOr<JsonValue> json = ReadJson(out_.str(), "");
+  ASSERT_TRUE(json.ok()) << json.status();
+  EXPECT_EQ(json->Find("auto")->kind, JsonKind::kNull);
+  const JsonValue& plan = *json->Find("plan");
+  EXPECT_EQ(plan.Find("world_size")->number, 4);
+  ASSERT_EQ(plan.Find("stages")->elements.size(), 4u);
+  const JsonValue& stage = plan.Find("stages")->elements[3];
+  double sum = 0;
+  for (const JsonMember& kind : stage.Find("peak_bytes")->members) {
+    if (kind.key != "total") sum += kind.value.number;
+  }
+  EXPECT_EQ(stage.Find("peak_bytes")->Find("total")->number, sum);
+  EXPECT_GT(sum, 0);
+  // Nothing is known of the network.
+  EXPECT_EQ(stage.Find("seconds")->Find("communication")->kind,
+            JsonKind::kNull);
+}
+
 TEST_F(PlanCommandTest, FaultsOfTheCommand) {
   EXPECT_EQ(Run({}), 2);
   EXPECT_THAT(err_.str(), HasSubstr("--config and --model are needed"));
   EXPECT_EQ(Run({"--world", "0"}), 2);
-  EXPECT_THAT(err_.str(), HasSubstr("--world: expected at least 1, got '0'"));
+  EXPECT_THAT(err_.str(), HasSubstr("--world: expected a number from 1 on, got '0'"));
   EXPECT_EQ(Run({"--memory=much"}), 2);
-  EXPECT_THAT(err_.str(), HasSubstr("expected a number of GiB"));
+  EXPECT_THAT(err_.str(), HasSubstr("--memory: expected a number above 0"));
   EXPECT_EQ(Run({"--config"}), 2);
   EXPECT_THAT(err_.str(), HasSubstr("--config needs a value"));
   EXPECT_EQ(Run({"--size", "7"}), 2);
@@ -86,7 +118,7 @@ TEST_F(PlanCommandTest, FaultsOfConfigurationAndModel) {
   EXPECT_EQ(Run({"--config", config_, "--model", "gpt:dim=many"}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("expected dim of at least 1, got 'many'"));
   EXPECT_EQ(Run({"--config", config_, "--model", "bert:"}), 1);
-  EXPECT_THAT(err_.str(), HasSubstr("expected gpt:... or llama:..."));
+  EXPECT_THAT(err_.str(), HasSubstr("expected gpt:..., llama:... or the config.json"));
   EXPECT_EQ(Run({"--config", config_, "--model", "gpt:dim=100,heads=3"}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("dim 100 is not a multiple of heads 3"));
 }

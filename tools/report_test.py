@@ -58,13 +58,40 @@ def trace(rank):
 
 
 class CommandTest(unittest.TestCase):
-    def test_usage_says_each_thing_once(self):
-        text = subprocess.run([TESSERA], stderr=subprocess.PIPE,
-                              text=True).stderr
-        lines = [line for line in text.splitlines() if "tessera trace" in line
-                 or "tessera report" in line]
-        self.assertEqual(len(lines), len(set(lines)), text)
-        self.assertEqual(text.count("tessera config schema"), 1, text)
+    def run_tool(self, *args):
+        return subprocess.run([TESSERA, *args], capture_output=True, text=True,
+                              check=False)
+
+    def test_help_names_each_command_once(self):
+        done = self.run_tool("help")
+        self.assertEqual(done.returncode, 0)
+        self.assertEqual(self.run_tool().stderr, done.stdout)
+        names = [line[2:26].strip() for line in done.stdout.splitlines()
+                 if line.startswith("  ") and not line.startswith("   ")]
+        self.assertEqual(len(names), len(set(names)), done.stdout)
+        for name in ("config check", "plan", "checkpoint ls", "trace summary",
+                     "report", "tokenize", "doctor", "version"):
+            self.assertIn(name, names)
+        for name in names:
+            words = name.split()
+            for args in (words + ["--help"], ["help"] + words):
+                told = self.run_tool(*args)
+                self.assertEqual(told.returncode, 0, args)
+                self.assertTrue(
+                    told.stdout.startswith("usage: tessera " + name), args)
+            typo = self.run_tool(*words, "--hepl")
+            self.assertEqual(typo.returncode, 2, name)
+            self.assertIn("unknown flag --hepl", typo.stderr)
+
+    def test_the_manual_is_that_of_docs(self):
+        with open("docs/tessera.1", encoding="utf-8") as page:
+            self.assertEqual(self.run_tool("manual").stdout, page.read(),
+                             "run `tessera manual > docs/tessera.1`")
+
+    def test_version(self):
+        for args in (["--version"], ["version"]):
+            self.assertRegex(self.run_tool(*args).stdout,
+                             r"\Atessera \d+\.\d+\.\d+\n\Z")
 
     def test_output_that_cannot_be_written_is_an_error(self):
         for args in (["config", "schema"], ["help"], ["checkpoint", "--help"]):

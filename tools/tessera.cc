@@ -1,8 +1,6 @@
-// This is the command `tessera`; see kUsage in config/command.cc,
-// checkpoint/exchange/command.cc and report/command.cc. `tessera plan`
-// (tools/plan_command.cc) and `tessera tokenize` are separate programs beside
-// this one: this program does not need libtorch, and tokenize must do without
-// protobuf.
+// The command `tessera`: what it can do stands in config/command.cc,
+// checkpoint/exchange/command.cc, report/command.cc, doctor.cc and
+// separate_commands.cc.
 #include <errno.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -11,14 +9,18 @@
 
 #include <cstring>
 #include <iostream>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "base/command/command_line.h"
 #include "checkpoint/exchange/command.h"
 #include "config/command.h"
+#include "engine/api/version.h"
 #include "report/command.h"
+#include "tools/doctor.h"
+#include "tools/separate_commands.h"
 #include "tools/written.h"
 
 namespace {
@@ -64,47 +66,86 @@ int RunPlan(char** argv) {
   return WEXITSTATUS(status);
 }
 
-using Command = int (*)(const std::vector<std::string>& args, std::ostream* out,
-                        std::ostream* err);
+// Options of PlanCommand and TokenizeCommand are checked here, and then handed
+// over as they were given.
+std::vector<tessera::Command> Commands(char** argv) {
+  std::vector<tessera::Command> commands = tessera::ConfigCommands();
+  commands.push_back(tessera::PlanCommand(
+      [argv](tessera::CommandCall*) { return RunPlan(argv + 1); }));
+  for (auto each : {tessera::CheckpointCommands, tessera::ReportCommands}) {
+    for (tessera::Command& command : each()) {
+      commands.push_back(std::move(command));
+    }
+  }
+  commands.push_back(tessera::TokenizeCommand([argv](tessera::CommandCall*) {
+    return RunBeside("tessera_tokenize", argv + 1);
+  }));
+  commands.push_back(tessera::DoctorCommand());
+  return commands;
+}
 
-// The commands of this program.
-constexpr std::pair<const char*, Command> kCommands[] = {
-    {"config", tessera::RunConfigCommand},
-    {"checkpoint", tessera::RunCheckpointCommand},
-    {"trace", tessera::RunTraceCommand},
-    {"report", tessera::RunReportCommand}};
+constexpr char kDescription[] =
+    "Tessera trains modules of libtorch in shards over many ranks. This "
+    "command needs no ranks: it reads configurations, checkpoints and what "
+    "runs have left, and tells what a training would hold. Options take a "
+    "value as --option=value or --option value.";
 
-bool IsHelp(const std::string& word) {
-  return word == "help" || word == "--help";
+// Returns the manual page, docs/tessera.1.
+std::string ManualPage(const tessera::CommandLine& tool) {
+  return absl::StrCat(
+      ".\\\" Made by `tessera manual`.\n.TH TESSERA 1 \"\" \"Tessera ",
+      tessera::kTesseraVersion,
+      "\" \"User Commands\"\n.SH NAME\n"
+      "tessera \\- check configurations, plan memory, look after checkpoints "
+      "and runs\n",
+      tool.ManualPage(kDescription),
+      ".SH EXIT STATUS\n.TP\n.B 0\nAll went well, and nothing differs.\n"
+      ".TP\n.B 1\nThere is an error or a fault, which standard error tells, or "
+      "two things differ.\n.TP\n.B 2\nThe words are not what is expected.\n"
+      ".SH SEE ALSO\nThe pages in\n.I docs/\nof the source.\n");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::vector<tessera::Command> commands = Commands(argv);
+  // What is made of the table itself.
+  commands.push_back(
+      {"completion",
+       "",
+       "Prints the completion of commands for a shell.",
+       "For bash put it where its completions are; zsh reads it after "
+       "`autoload bashcompinit && bashcompinit`.",
+       {},
+       {"completion > ~/.local/share/bash-completion/completions/tessera"},
+       [&commands](tessera::CommandCall* call) {
+         call->out() << tessera::CommandLine("tessera", commands).Completion();
+         return 0;
+       }});
+  commands.push_back({"manual",
+                      "",
+                      "Prints the manual page, in troff.",
+                      "",
+                      {},
+                      {"manual | man -l -"},
+                      [&commands](tessera::CommandCall* call) {
+                        call->out() << ManualPage(
+                            tessera::CommandLine("tessera", commands));
+                        return 0;
+                      }});
+  commands.push_back({"version",
+                      "",
+                      "Prints the version.",
+                      "",
+                      {},
+                      {},
+                      [](tessera::CommandCall* call) {
+                        call->out()
+                            << "tessera " << tessera::kTesseraVersion << "\n";
+                        return 0;
+                      }});
   std::vector<std::string> args(argv + 1, argv + argc);
-  const std::string command = args.empty() ? "" : args[0];
-  if (!args.empty()) args.erase(args.begin());
-  for (const auto& [name, run] : kCommands) {
-    if (command != name) continue;
-    if (args.empty() || !IsHelp(args[0])) {
-      return tessera::Written(run(args, &std::cout, &std::cerr));
-    }
-    run({}, &std::cout, &std::cout);  // prints its usage
-    return tessera::Written(0);
-  }
-  if (command == "plan") return RunPlan(argv + 1);
-  if (command == "tokenize") return RunBeside("tessera_tokenize", argv + 1);
-  std::ostream& out = IsHelp(command) ? std::cout : std::cerr;
-  out << "tessera knows six commands: tessera config, tessera checkpoint, "
-         "tessera trace, tessera report, tessera plan (tessera plan --help), "
-         "tessera tokenize (tessera tokenize --help)\n";
-  std::string last;
-  for (const auto& [name, run] : kCommands) {
-    std::ostringstream usage;
-    run({}, &usage, &usage);
-    // Two of them have the same text.
-    if (usage.str() != last) out << usage.str();
-    last = usage.str();
-  }
-  return tessera::Written(IsHelp(command) ? 0 : 2);
+  if (!args.empty() && args[0] == "--version") args[0] = "version";
+  return tessera::Written(tessera::CommandLine("tessera", commands)
+                              .Run(args, &std::cout, &std::cerr));
 }

@@ -4,10 +4,15 @@
 #include <string>
 #include <vector>
 
+#include "base/command/command_line.h"
+#include "tools/separate_commands.h"
 #include "tools/tokenize_command.h"
 #include "tools/written.h"
 
 int main(int argc, char** argv) {
-  return tessera::Written(tessera::RunTokenizeCommand(
-      std::vector<std::string>(argv + 1, argv + argc), &std::cout, &std::cerr));
+  const tessera::CommandLine tool(
+      "tessera", {tessera::TokenizeCommand(tessera::RunTokenize)});
+  std::vector<std::string> args(argv + 1, argv + argc);
+  args.insert(args.begin(), "tokenize");
+  return tessera::Written(tool.Run(args, &std::cout, &std::cerr));
 }

@@ -5,8 +5,6 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
@@ -20,23 +18,6 @@
 namespace tessera {
 namespace {
 
-constexpr char kUsage[] =
-    "tessera tokenize --out FILE [--tokenizer T] [--lines] [--begin|--no_end]\n"
-    "                 [--type uint8|uint16|uint32] [--headerless] TEXT...\n"
-    "    writes the tokens of text files, of which each is a document, or "
-    "with\n"
-    "    --lines each line that is not empty; names may be patterns\n"
-    "    T             bytes+end (257 tokens, the default), bytes (256), or "
-    "the\n"
-    "                  .model file of SentencePiece\n"
-    "    --begin       the end-of-text token stands before each document (as "
-    "in\n"
-    "                  llm.c's files), not behind it; --no_end: nowhere\n"
-    "    --type        as narrow as the vocabulary allows, if absent\n"
-    "    --headerless  without llm.c's header, as nanoGPT has it\n"
-    "tessera tokenize --decode FILE [--tokenizer T] [--type ...] [--tokens N]\n"
-    "    prints the first N tokens (100) of such a file as text\n";
-
 enum class EndToken { kBehind, kBefore, kNowhere };
 
 struct Flags {
@@ -47,50 +28,30 @@ struct Flags {
   std::vector<std::string> texts;
 };
 
-absl::StatusOr<Flags> ReadFlags(const std::vector<std::string>& args) {
-  Flags flags;
-  for (size_t i = 0; i < args.size(); ++i) {
-    const std::string& name = args[i];
-    std::string* const text = name == "--out"         ? &flags.out
-                              : name == "--decode"    ? &flags.decode
-                              : name == "--tokenizer" ? &flags.tokenizer
-                              : name == "--type"      ? &flags.type
-                                                      : nullptr;
-    if (text != nullptr || name == "--tokens") {
-      if (++i == args.size()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(name, ": needs a value"));
-      }
-      if (text != nullptr) {
-        *text = args[i];
-      } else if (!absl::SimpleAtoi(args[i], &flags.tokens) ||
-                 flags.tokens < 1) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(name, ": expected 1 or more, got ", args[i]));
-      }
-    } else if (name == "--lines") {
-      flags.lines = true;
-    } else if (name == "--headerless") {
-      flags.header = false;
-    } else if (name == "--begin") {
-      flags.end = EndToken::kBefore;
-    } else if (name == "--no_end") {
-      flags.end = EndToken::kNowhere;
-    } else if (absl::StartsWith(name, "--")) {
-      return absl::InvalidArgumentError(absl::StrCat("unknown flag ", name));
-    } else {
-      flags.texts.push_back(name);
-    }
+// Returns false after telling what is wrong.
+bool ReadFlags(CommandCall* call, Flags* flags) {
+  flags->out = call->Get("--out");
+  flags->decode = call->Get("--decode");
+  flags->tokenizer = call->Get("--tokenizer", flags->tokenizer);
+  flags->type = call->Get("--type");
+  flags->lines = call->Has("--lines");
+  flags->header = !call->Has("--headerless");
+  if (call->Has("--begin")) flags->end = EndToken::kBefore;
+  if (call->Has("--no_end")) flags->end = EndToken::kNowhere;
+  flags->texts = call->words();
+  if (!call->ReadNumber("--tokens", 1, &flags->tokens)) return false;
+  std::string why;
+  if (flags->out.empty() == flags->decode.empty()) {
+    why = "expected either --out or --decode";
+  } else if (flags->texts.empty() == flags->decode.empty()) {
+    why = flags->decode.empty() ? "expected text files"
+                                : "--decode takes no text files";
+  } else if (call->Has("--begin") && call->Has("--no_end")) {
+    why = "expected --begin or --no_end, got both";
   }
-  if (flags.out.empty() == flags.decode.empty()) {
-    return absl::InvalidArgumentError("expected either --out or --decode");
-  }
-  if (flags.texts.empty() == flags.decode.empty()) {
-    return absl::InvalidArgumentError(flags.decode.empty()
-                                          ? "expected text files"
-                                          : "--decode takes no text files");
-  }
-  return flags;
+  if (why.empty()) return true;
+  call->Misused(why);
+  return false;
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(
@@ -219,21 +180,11 @@ absl::Status Run(const Flags& flags, std::ostream* out) {
 
 }  // namespace
 
-int RunTokenizeCommand(const std::vector<std::string>& args, std::ostream* out,
-                       std::ostream* err) {
-  if (!args.empty() && (args[0] == "--help" || args[0] == "help")) {
-    *out << kUsage;
-    return 0;
-  }
-  const absl::StatusOr<Flags> flags = ReadFlags(args);
-  if (!flags.ok()) {
-    *err << "tessera tokenize: " << flags.status().message() << "\n" << kUsage;
-    return 2;
-  }
-  const absl::Status status = Run(*flags, out);
-  if (status.ok()) return 0;
-  *err << "tessera tokenize: " << status.message() << "\n";
-  return 1;
+int RunTokenize(CommandCall* call) {
+  Flags flags;
+  if (!ReadFlags(call, &flags)) return 2;
+  const absl::Status status = Run(flags, &call->out());
+  return status.ok() ? 0 : call->Failed(status);
 }
 
 }  // namespace tessera

@@ -1,18 +1,15 @@
-// `tessera tokenize` turns text files into a file of tokens
-// (data/text/token_file.h).
+// RunTokenize turns text files into a file of tokens (data/text/token_file.h):
+// `tessera tokenize`.
 #ifndef TOOLS_TOKENIZE_COMMAND_H_
 #define TOOLS_TOKENIZE_COMMAND_H_
 
-#include <ostream>
-#include <string>
-#include <vector>
+#include "base/command/command_line.h"
 
 namespace tessera {
 
-// Runs the command. `args` are the words after `tessera tokenize`. Returns the
-// exit status: 0, 1 if a file is wrong, 2 if the command is wrong.
-int RunTokenizeCommand(const std::vector<std::string>& args, std::ostream* out,
-                       std::ostream* err);
+// Runs TokenizeCommand (tools/separate_commands.h). Returns the exit status: 1
+// if a file is wrong.
+int RunTokenize(CommandCall* call);
 
 }  // namespace tessera
 #endif  // TOOLS_TOKENIZE_COMMAND_H_

@@ -5,12 +5,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/command/command_line.h"
 #include "base/status_matchers.h"
 #include "data/sentencepiece/train_model_test_util.h"
 #include "data/test_files.h"
 #include "data/text/token_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tools/separate_commands.h"
 
 namespace tessera {
 namespace {
@@ -23,7 +25,8 @@ class Tokenize : public ::testing::Test {
   int Run(std::vector<std::string> args) {
     out_.str("");
     err_.str("");
-    return RunTokenizeCommand(args, &out_, &err_);
+    args.insert(args.begin(), "tokenize");
+    return CommandLine("tessera", {TokenizeCommand(RunTokenize)}).Run(args, &out_, &err_);
   }
 
   std::vector<int64_t> Tokens(const TokenFileOptions& options = {}) const {
@@ -86,7 +89,7 @@ TEST_F(Tokenize, ByAModelOfSentencePiece) {
 
 TEST_F(Tokenize, HelpIsNoError) {
   EXPECT_EQ(Run({"--help"}), 0);
-  EXPECT_THAT(out_.str(), HasSubstr("tessera tokenize --out FILE"));
+  EXPECT_THAT(out_.str(), HasSubstr("usage: tessera tokenize [TEXT...]"));
   EXPECT_EQ(err_.str(), "");
 }
 
@@ -94,11 +97,11 @@ TEST_F(Tokenize, WrongCommandsAreTold) {
   const std::string a = WriteTestFile("a", "x");
   EXPECT_EQ(Run({}), 2);
   EXPECT_THAT(err_.str(),
-              HasSubstr("expected either --out or --decode\ntesse"));
+              HasSubstr("expected either --out or --decode\n(`tessera"));
   EXPECT_EQ(Run({"--out", path_}), 2);
   EXPECT_THAT(err_.str(), HasSubstr("expected text files"));
   EXPECT_EQ(Run({"--out"}), 2);
-  EXPECT_THAT(err_.str(), HasSubstr("--out: needs a value"));
+  EXPECT_THAT(err_.str(), HasSubstr("--out needs a value"));
   EXPECT_EQ(Run({"--what", a}), 2);
   EXPECT_THAT(err_.str(), HasSubstr("unknown flag --what"));
   EXPECT_EQ(Run({"--out", path_, "--tokenizer", "bytes", a}), 1);

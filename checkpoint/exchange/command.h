@@ -1,20 +1,17 @@
-// `tessera checkpoint` shows what checkpoints hold, whether they are whole, and
-// how two differ. It needs neither the model nor the ranks that wrote them. No
-// torch.
+// The commands `tessera checkpoint ...`, which need neither the model nor the
+// ranks that wrote a checkpoint. No torch.
 #ifndef CHECKPOINT_EXCHANGE_COMMAND_H_
 #define CHECKPOINT_EXCHANGE_COMMAND_H_
 
-#include <ostream>
-#include <string>
 #include <vector>
+
+#include "base/command/command_line.h"
 
 namespace tessera {
 
-// Runs the command. `args` are the words after `tessera checkpoint`. Returns
-// the exit status: 0, 1 if a checkpoint is damaged or missing (or two differ),
-// 2 if the command is wrong.
-int RunCheckpointCommand(const std::vector<std::string>& args,
-                         std::ostream* out, std::ostream* err);
+// Their exit status: 0; 1 if a checkpoint is damaged or missing, or two differ;
+// 2 for wrong words.
+std::vector<Command> CheckpointCommands();
 
 }  // namespace tessera
 #endif  // CHECKPOINT_EXCHANGE_COMMAND_H_

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "base/step_memory/held_memory.h"
 #include "config/config.h"
@@ -350,15 +351,15 @@ absl::StatusOr<AutoChoice> ChooseAuto(const torch::nn::Module& module,
 absl::StatusOr<std::string> PlanText(const torch::nn::Module& module,
                                      const SampledLoss& loss,
                                      const proto::Config& config,
-                                     const PlanOptions& options) {
+                                     const PlanOptions& options, bool json) {
   TESSERA_ASSIGN_OR_RETURN(proto::Config decided,
                            ResolveConfig(config, options.world_size));
-  std::string text;
+  std::string reason;
   PlanOptions of_choice = options;
   if (LeavesToAuto(decided)) {
     TESSERA_ASSIGN_OR_RETURN(const AutoChoice choice,
                              ChooseAuto(module, loss, decided, options));
-    text = absl::StrCat("auto: ", choice.reason, "\n\n");
+    reason = choice.reason;
     decided = choice.config;
     of_choice = OptionsOf(options, choice.chosen);
   }
@@ -367,7 +368,14 @@ absl::StatusOr<std::string> PlanText(const torch::nn::Module& module,
       const PlanReport report,
       Plan(
           module, [&] { return loss(samples); }, decided, of_choice));
-  return absl::StrCat(text, report.ToString());
+  if (json) {
+    return absl::StrCat(
+        "{\"auto\": ", reason.empty() ? "null" : QuoteJson(reason),
+        ",\n\"plan\": ", report.ToJson(), "}\n");
+  }
+  return absl::StrCat(
+      reason.empty() ? "" : absl::StrCat("auto: ", reason, "\n\n"),
+      report.ToString());
 }
 
 }  // namespace tessera

@@ -74,12 +74,14 @@ absl::StatusOr<proto::Config> ConfigOfWay(const proto::Config& config,
                                           const AutoCandidate& way,
                                           int world_size);
 
-// Returns, for people, what ChooseAuto chooses and the plan with that. Errors
-// are ChooseAuto's and Plan's. LOCAL.
+// Returns, for people, what ChooseAuto chooses and the plan with that; `json`:
+// an object {"auto": what was chosen and why, or null, "plan": PlanReport's}.
+// Errors are ChooseAuto's and Plan's. LOCAL.
 absl::StatusOr<std::string> PlanText(const torch::nn::Module& module,
                                      const SampledLoss& loss,
                                      const proto::Config& config,
-                                     const PlanOptions& options);
+                                     const PlanOptions& options,
+                                     bool json = false);
 
 }  // namespace tessera
 #endif  // ENGINE_PLAN_AUTO_CHOICE_H_

@@ -130,6 +130,9 @@ struct PlanReport {
   int lowest_that_fits() const;
   // Returns a table for people.
   std::string ToString() const;
+  // Returns an object with the same: bytes, seconds, counts of elements; null
+  // is what is not known.
+  std::string ToJson() const;
 };
 
 // Plans all stages. `loss`: the forward of a micro-batch to a scalar, as

@@ -1,9 +1,13 @@
 // A plan as a table.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/command/number_text.h"
+#include "base/json.h"
 #include "base/step_memory/held_memory.h"
 #include "engine/plan/plan.h"
 
@@ -30,28 +34,46 @@ std::string Row(const StagePlan& stage, bool configured, int64_t memory) {
     absl::StrAppendFormat(&row, " %11s",
                           BytesText(stage.peak[static_cast<PlanKind>(k)]));
   }
-  absl::StrAppendFormat(&row, " %11s  %-4s %11s %10s  %s\n",
-                        BytesText(stage.peak.total()),
-                        stage.peak.total() <= memory ? "yes" : "no",
-                        BytesText(stage.recomputed_peak.total()),
-                        BytesText(stage.sent_bytes), Moment(stage.at));
+  absl::StrAppendFormat(
+      &row, " %11s  %-4s %11s %10s\n", BytesText(stage.peak.total()),
+      stage.peak.total() <= memory ? "yes" : "no",
+      BytesText(stage.recomputed_peak.total()), BytesText(stage.sent_bytes));
   return row;
 }
 
-// What a step's time is made of.
+// Says when the peaks are; stages with the same moment share a line.
+std::string Moments(const std::vector<StagePlan>& stages) {
+  std::vector<std::pair<std::string, std::vector<int>>> moments;
+  for (const StagePlan& stage : stages) {
+    const std::string when = Moment(stage.at);
+    if (moments.empty() || moments.back().first != when) {
+      moments.push_back({when, {}});
+    }
+    moments.back().second.push_back(stage.stage);
+  }
+  std::string text;
+  for (const auto& [when, of] : moments) {
+    absl::StrAppend(&text, "  peak of stage ", absl::StrJoin(of, ", "), ": ",
+                    when, "\n");
+  }
+  return text;
+}
+
+// What a step's time is made of. Communication of which nothing is known is no
+// time of 0.
 std::string Times(const PlanReport& report) {
-  std::string text =
-      "  stage    compute  recompute  communication     update    offload  "
-      "     step  samples/s\n";
+  const bool known = report.world_size == 1 || report.rates->world_size > 1;
+  std::string text = absl::StrFormat(
+      "  %-5s %12s %12s %14s %12s %12s %12s %10s\n", "stage", "compute",
+      "recompute", "communication", "update", "offload", "step", "samples/s");
   for (const StagePlan& stage : report.stages) {
     const StepSeconds& s = stage.seconds;
     absl::StrAppendFormat(
-        &text,
-        "%s %-5d %7.4g ms %7.4g ms %11.4g ms %7.4g ms %7.4g ms %7.4g ms "
-        "%10.4g\n",
+        &text, "%s %-5d %12s %12s %14s %12s %12s %12s %10.4g\n",
         stage.stage == report.configured_stage ? ">" : " ", stage.stage,
-        s.compute * 1e3, s.recompute * 1e3, s.communication * 1e3,
-        s.update * 1e3, s.offload * 1e3, s.total() * 1e3,
+        TimeText(s.compute), TimeText(s.recompute),
+        known ? TimeText(s.communication) : "-", TimeText(s.update),
+        TimeText(s.offload), TimeText(s.total()),
         static_cast<double>(report.samples) / s.total());
   }
   const Rates& rates = *report.rates;
@@ -87,7 +109,57 @@ std::string Verdict(const PlanReport& report) {
          "micro-batches";
 }
 
+std::string JsonOf(const PlannedBytes& bytes) {
+  std::string text = absl::StrCat("{\"total\": ", bytes.total());
+  for (int k = 0; k < kNumPlanKinds; ++k) {
+    const auto kind = static_cast<PlanKind>(k);
+    absl::StrAppend(&text, ", \"", PlanKindName(kind), "\": ", bytes[kind]);
+  }
+  return absl::StrCat(text, "}");
+}
+
+std::string JsonOf(const StagePlan& stage, const PlanReport& report) {
+  std::string text = absl::StrCat(
+      "{\"stage\": ", stage.stage, ", \"fits\": ",
+      stage.peak.total() <= report.memory_bytes ? "true" : "false",
+      ",\n   \"between_steps_bytes\": ", JsonOf(stage.between_steps),
+      ",\n   \"peak_bytes\": ", JsonOf(stage.peak),
+      ",\n   \"peak_at\": ", QuoteJson(Moment(stage.at)),
+      ",\n   \"recomputed_peak_bytes\": ", stage.recomputed_peak.total(),
+      ", \"sent_bytes\": ", stage.sent_bytes,
+      ", \"disk_read_bytes\": ", stage.disk.read,
+      ", \"disk_written_bytes\": ", stage.disk.written);
+  if (report.rates.has_value()) {
+    const StepSeconds& s = stage.seconds;
+    const bool known = report.world_size == 1 || report.rates->world_size > 1;
+    absl::StrAppend(&text, ",\n   \"seconds\": {\"compute\": ", s.compute,
+                    ", \"recompute\": ", s.recompute, ", \"communication\": ",
+                    known ? absl::StrCat(s.communication) : "null",
+                    ", \"update\": ", s.update, ", \"offload\": ", s.offload,
+                    ", \"step\": ", s.total(), "}");
+  }
+  return absl::StrCat(text, "}");
+}
+
 }  // namespace
+
+std::string PlanReport::ToJson() const {
+  const auto stage_text = [&](std::string* out, const StagePlan& stage) {
+    absl::StrAppend(out, JsonOf(stage, *this));
+  };
+  return absl::StrCat(
+      "{\"world_size\": ", world_size, ", \"parameters\": ", parameters,
+      ", \"trained\": ", trained, ", \"memory_bytes\": ", memory_bytes,
+      ", \"micro_batch\": ", micro_batch, ", \"samples\": ", samples,
+      ", \"flops\": ", flops, ", \"saved_bytes\": ", saved_bytes,
+      ",\n \"base_bytes\": ", base_bytes,
+      ", \"communication_bytes\": ", communication_bytes,
+      ", \"configured_stage\": ",
+      configured_stage < 0 ? "null" : absl::StrCat(configured_stage),
+      ", \"lowest_that_fits\": ",
+      lowest_that_fits() < 0 ? "null" : absl::StrCat(lowest_that_fits()),
+      ",\n \"stages\": [", absl::StrJoin(stages, ",\n  ", stage_text), "]}");
+}
 
 std::string PlanReport::ToString() const {
   std::string text = absl::StrCat(
@@ -101,11 +173,12 @@ std::string PlanReport::ToString() const {
     absl::StrAppendFormat(&text, "%*s", k == 0 ? 11 : 12,
                           PlanKindName(static_cast<PlanKind>(k)));
   }
-  absl::StrAppend(&text, "        peak  fits  recomputed  sent/step  when\n");
+  absl::StrAppend(&text, "        peak  fits  recomputed  sent/step\n");
   for (const StagePlan& stage : stages) {
     absl::StrAppend(&text,
                     Row(stage, stage.stage == configured_stage, memory_bytes));
   }
+  absl::StrAppend(&text, Moments(stages));
   if (rates.has_value()) absl::StrAppend(&text, "\n", Times(*this));
   absl::StrAppend(&text, "\n", Verdict(*this),
                   "; libtorch and the program take ", BytesText(base_bytes),

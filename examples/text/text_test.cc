@@ -10,6 +10,7 @@
 #include "base/status_matchers.h"
 #include "examples/text/generate.h"
 #include "examples/text/token_loader.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace {
@@ -67,6 +68,15 @@ TEST(TokenTextTest, WhatIsHeldOutIsNotTrainedOn) {
   const auto held_out = TokenText::Open(options)->HeldOut(0);
   ASSERT_TRUE(held_out.ok());
   EXPECT_EQ(held_out->min().item<int64_t>(), 'u');
+}
+
+// A text given to a tokenizer's model would train it on noise.
+TEST(TokenTextTest, RefusesBytesForATokenizersVocabulary) {
+  TokenTextOptions options = Options();
+  options.vocab_size = 128256;
+  EXPECT_THAT(TokenText::Open(options).status().message(),
+              ::testing::HasSubstr("its tokens are bytes, which mean nothing "
+                                   "to a model with a vocabulary of 128256"));
 }
 
 TEST(TokenTextTest, RefusesTokensOutsideOfTheVocabulary) {

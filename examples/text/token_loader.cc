@@ -11,6 +11,9 @@
 
 namespace {
 
+// The vocabulary of bytes with an end-of-text token, rounded up as models do.
+constexpr int64_t kMostOfBytes = 512;
+
 absl::Span<int64_t> Values(const at::Tensor& tensor) {
   return absl::MakeSpan(tensor.data_ptr<int64_t>(),
                         static_cast<size_t>(tensor.numel()));
@@ -28,6 +31,17 @@ absl::StatusOr<TokenText> TokenText::Open(const TokenTextOptions& options) {
   format.vocab_size = options.vocab_size;
   TESSERA_ASSIGN_OR_RETURN(tessera::TokenCorpus corpus,
                            tessera::TokenCorpus::Open(options.path, format));
+  const tessera::TokenFile& file = corpus.files().front();
+  if (file.type() == tessera::TokenType::kUint8 &&
+      options.vocab_size > kMostOfBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.path,
+                     ": its tokens are bytes, which mean nothing to a model "
+                     "with a vocabulary of ",
+                     options.vocab_size,
+                     "; make a file of tokens with the model's tokenizer "
+                     "(docs/fine_tuning.md)"));
+  }
   TokenText text(std::move(corpus), options);
   if (text.trained_samples() >= 1) return text;
   return absl::InvalidArgumentError(absl::StrCat(

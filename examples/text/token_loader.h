@@ -30,7 +30,7 @@ class TokenText {
  public:
   // Opens the text. LOCAL: a file may be missing on one rank alone. Errors are
   // those of TokenCorpus::Open, and InvalidArgument if there is no whole sample
-  // to train on.
+  // to train on, or if tokens are bytes and the vocabulary is not.
   static absl::StatusOr<TokenText> Open(const TokenTextOptions& options);
 
   // Returns a loader whose batches are this rank's samples: tensors[0] is

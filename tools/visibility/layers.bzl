@@ -10,6 +10,7 @@ LAYERS = {
     "testing/device": [],
     "base": [],
     "testing/pch": ["base"],
+    "base/command": ["base"],
     "base/memory": ["base"],
     "base/system": ["base"],
     "base/disk": ["base", "base/system"],

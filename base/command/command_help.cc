@@ -1,0 +1,175 @@
+// The help, the manual page and the completion of a CommandLine.
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "base/command/command_line.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kWidth = 79;
+constexpr size_t kColumn = 26;  // where the explanation of a name begins
+
+// Breaks `text` at spaces into lines that begin at column `indent`; the first
+// one goes on at column `at`.
+std::string Wrapped(absl::string_view text, size_t indent, size_t at) {
+  std::string lines;
+  bool begins = true;
+  for (const absl::string_view word :
+       absl::StrSplit(text, ' ', absl::SkipEmpty())) {
+    if (!begins && at + 1 + word.size() > kWidth) {
+      absl::StrAppend(&lines, "\n", std::string(indent, ' '));
+      at = indent;
+      begins = true;
+    }
+    absl::StrAppend(&lines, begins ? "" : " ", word);
+    at += word.size() + (begins ? 0 : 1);
+    begins = false;
+  }
+  return lines;
+}
+
+// Returns a name with its explanation beside it, or below a long one.
+std::string Row(absl::string_view name, absl::string_view text) {
+  std::string row = absl::StrCat("  ", name);
+  if (row.size() + 2 > kColumn) {
+    absl::StrAppend(&row, "\n", std::string(kColumn, ' '));
+  } else {
+    row.resize(kColumn, ' ');
+  }
+  absl::StrAppend(&row, Wrapped(text, kColumn, kColumn), "\n");
+  return row;
+}
+
+std::string FlagText(const CommandFlag& flag) {
+  return flag.value.empty() ? flag.name
+                            : absl::StrCat(flag.name, " ", flag.value);
+}
+
+// For troff.
+std::string Escaped(absl::string_view text) {
+  std::string escaped =
+      absl::StrReplaceAll(text, {{"\\", "\\e"}, {"-", "\\-"}});
+  if (absl::StartsWith(escaped, ".") || absl::StartsWith(escaped, "'")) {
+    escaped.insert(0, "\\&");
+  }
+  return escaped;
+}
+
+}  // namespace
+
+// Flags are not broken from their values.
+std::string CommandLine::Usage(const Command& command) const {
+  const std::string begin =
+      absl::StrCat("usage: ", tool_, " ", command.name, " ");
+  std::string words = command.arguments;
+  for (const CommandFlag& flag : command.flags) {
+    absl::StrAppend(&words, " [",
+                    absl::StrReplaceAll(FlagText(flag), {{" ", "\x01"}}), "]");
+  }
+  return absl::StrReplaceAll(
+      absl::StrCat(begin, Wrapped(words, begin.size(), begin.size()), "\n"),
+      {{"\x01", " "}});
+}
+
+std::string CommandLine::Help(absl::string_view name) const {
+  if (const Command* const command = Find(name)) {
+    std::string help = Usage(*command);
+    absl::StrAppend(&help, "\n", Wrapped(command->summary, 0, 0), "\n");
+    if (!command->details.empty()) {
+      absl::StrAppend(&help, Wrapped(command->details, 0, 0), "\n");
+    }
+    if (!command->flags.empty()) help += "\n";
+    for (const CommandFlag& flag : command->flags) {
+      help += Row(FlagText(flag), flag.help);
+    }
+    if (!command->examples.empty()) help += "\nexamples:\n";
+    for (const std::string& example : command->examples) {
+      absl::StrAppend(&help, "  ", tool_, " ", example, "\n");
+    }
+    return help;
+  }
+  const std::vector<const Command*> group = GroupOf(name);
+  std::string help = absl::StrCat("usage: ", tool_, " ", name,
+                                  name.empty() ? "" : " ", "COMMAND ...\n\n");
+  for (const Command& command : commands_) {
+    if (!group.empty() &&
+        std::find(group.begin(), group.end(), &command) == group.end()) {
+      continue;
+    }
+    help += Row(command.name, command.summary);
+  }
+  absl::StrAppend(&help, "\n`", tool_,
+                  " help COMMAND` tells all of one, with examples.\n");
+  return help;
+}
+
+std::string CommandLine::ManualPage(absl::string_view description) const {
+  std::string synopsis = ".SH SYNOPSIS\n", commands, examples;
+  for (const Command& command : commands_) {
+    absl::StrAppend(&synopsis, ".SY \"", tool_, " ", command.name, "\"\n");
+    if (!command.arguments.empty()) {
+      absl::StrAppend(&synopsis, ".I ", Escaped(command.arguments), "\n");
+    }
+    for (const CommandFlag& flag : command.flags) {
+      absl::StrAppend(&synopsis, ".OP ", Escaped(flag.name), " ",
+                      Escaped(flag.value), "\n");
+    }
+    synopsis += ".YS\n";
+    absl::StrAppend(&commands, ".SS ", tool_, " ", command.name, " ",
+                    Escaped(command.arguments), "\n", Escaped(command.summary),
+                    "\n");
+    if (!command.details.empty()) {
+      absl::StrAppend(&commands, Escaped(command.details), "\n");
+    }
+    for (const CommandFlag& flag : command.flags) {
+      absl::StrAppend(&commands, ".TP\n.B ", Escaped(FlagText(flag)), "\n",
+                      Escaped(flag.help), "\n");
+    }
+    for (const std::string& example : command.examples) {
+      absl::StrAppend(&examples, tool_, " ", Escaped(example), "\n");
+    }
+  }
+  return absl::StrCat(synopsis, ".SH DESCRIPTION\n", Escaped(description), "\n",
+                      commands, ".SH EXAMPLES\n.EX\n", examples, ".EE\n");
+}
+
+std::string CommandLine::Completion() const {
+  std::set<std::string> first = {"help"};
+  std::string cases;
+  for (const Command& command : commands_) {
+    const std::pair<std::string, std::string> parts =
+        absl::StrSplit(command.name, absl::MaxSplits(' ', 1));
+    if (first.insert(parts.first).second && !parts.second.empty()) {
+      std::vector<std::string> second;
+      for (const Command* const of : GroupOf(parts.first)) {
+        second.push_back(of->name.substr(parts.first.size() + 1));
+      }
+      absl::StrAppend(&cases, "    ", parts.first, ") words=\"",
+                      absl::StrJoin(second, " "), "\" ;;\n");
+    }
+    std::vector<std::string> flags = {"--help"};
+    for (const CommandFlag& flag : command.flags) flags.push_back(flag.name);
+    absl::StrAppend(&cases, "    \"", command.name, "\"",
+                    parts.second.empty() ? "" : "*", ") words=\"",
+                    absl::StrJoin(flags, " "), "\" ;;\n");
+  }
+  const std::string function = absl::StrCat("_", tool_);
+  return absl::StrCat(
+      function, "() {\n  local words=\"\" at=$COMP_CWORD\n",
+      "  local current=\"${COMP_WORDS[at]}\"\n",
+      "  case \"${COMP_WORDS[*]:1:at-1}\" in\n    \"\"|help) words=\"",
+      absl::StrJoin(first, " "), "\" ;;\n", cases, "  esac\n",
+      "  COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n",
+      "  if [[ $current != -* && $at -gt 1 ]]; then\n",
+      "    COMPREPLY+=($(compgen -f -- \"$current\"))\n  fi\n}\n",
+      "complete -o filenames -F ", function, " ", tool_, "\n");
+}
+
+}  // namespace tessera

@@ -1,0 +1,32 @@
+// Tells what checkpoints hold, for people and for programs. No torch.
+#ifndef CHECKPOINT_EXCHANGE_LISTING_H_
+#define CHECKPOINT_EXCHANGE_LISTING_H_
+
+#include <ostream>
+#include <string>
+
+#include "absl/status/status.h"
+#include "checkpoint/format/manifest.h"
+
+namespace tessera {
+
+// Returns one line: "step 7, 100 parameters, ...".
+std::string SummaryLine(const proto::CheckpointManifest& manifest);
+
+// Returns the same as the members of an object of JSON; what is not known is
+// null. `dir`: where it lies.
+std::string SummaryMembers(const std::string& dir,
+                           const proto::CheckpointManifest& manifest);
+
+// Lists the checkpoints in `dir` and in its folders. LOCAL. Returns NotFound if
+// there is none, DataLoss, after listing all, if one cannot be read.
+absl::Status ListCheckpoints(const std::string& dir, bool json,
+                             std::ostream* out);
+
+// Shows a checkpoint's tensors, states and files, and how it was trained;
+// `config`: with the run's configuration. LOCAL. Returns errors of reading it.
+absl::Status ShowCheckpoint(const std::string& dir, bool json, bool config,
+                            std::ostream* out);
+
+}  // namespace tessera
+#endif  // CHECKPOINT_EXCHANGE_LISTING_H_
