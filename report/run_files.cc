@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <system_error>
 #include <utility>
@@ -22,6 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMaxBytes = int64_t{1} << 30;
+constexpr size_t kMostMemoryPages = 64;
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 using Row = std::map<std::string, double>;
@@ -74,6 +76,42 @@ void ReadTraces(const std::vector<std::string>& paths, RunFiles* run) {
     run->traces = *std::move(summary);
   } else {
     run->notes.push_back(std::string(summary.status().message()));
+  }
+}
+
+// Returns the rank in "<title>Memory of step 3, rank 0</title>"; "" if the file
+// does not begin like that.
+std::string RankOfMemoryPage(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string head(512, '\0');
+  file.read(head.data(), static_cast<std::streamsize>(head.size()));
+  head.resize(static_cast<size_t>(file.gcount()));
+  absl::string_view text = head;
+  const size_t title = text.find("<title>Memory of ");
+  const size_t end = text.find("</title>");
+  if (title == text.npos || end == text.npos || end < title) return "";
+  text = text.substr(title, end - title);
+  const size_t rank = text.rfind("rank ");
+  return rank == text.npos ? "" : std::string(text.substr(rank));
+}
+
+void FindMemoryPages(const std::string& folder, RunFiles* run) {
+  std::error_code error;
+  std::map<int, std::pair<std::string, std::string>> pages;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end;
+       at.increment(error)) {
+    const fs::path& path = at->path();
+    std::error_code no;
+    if (path.extension() != ".html" || !fs::is_regular_file(path, no)) continue;
+    const std::string rank = RankOfMemoryPage(path);
+    int number = 0;
+    if (!absl::SimpleAtoi(absl::StripPrefix(rank, "rank "), &number)) continue;
+    pages[number] = {path.filename().string(), rank};
+  }
+  for (auto& [number, page] : pages) {
+    if (run->memory_pages.size() < kMostMemoryPages) {
+      run->memory_pages.push_back(std::move(page));
+    }
   }
 }
 
@@ -150,6 +188,11 @@ void ReadMetrics(absl::string_view text, absl::string_view name,
       continue;
     }
     const double number = step->second;
+    const auto of = [&](const char* key) {
+      const auto it = row.find(key);
+      return it == row.end() ? kNone : it->second;
+    };
+    run->lines.push_back({number, of("time"), of("skipped") > 0});
     rows.Add(number, std::move(row));
   }
   if (broken > 0) {
@@ -210,6 +253,7 @@ absl::StatusOr<RunFiles> ReadRunFolder(const std::string& folder) {
     }
   }
   ReadTraces(traces, &run);
+  FindMemoryPages(folder, &run);
   if (run.steps.empty()) {
     run.notes.push_back(
         has_metrics ? "metrics.jsonl holds no step: none has been reported yet"
