@@ -93,10 +93,16 @@ void ChartLayout::Merge() {
         ++k;
         continue;
       }
-      absl::StrAppend(&lines_[i].name, *same ? " = " : " \xE2\x89\x88 ",
-                      lines_[k].name);
-      if (!*same) lines_[i].also.emplace_back(lines_[k].name, lines_[k].values);
+      if (*same) {
+        absl::StrAppend(&lines_[i].first_name, " = ", lines_[k].name);
+      } else {
+        lines_[i].also.emplace_back(lines_[k].name, lines_[k].values);
+      }
       lines_.erase(lines_.begin() + static_cast<std::ptrdiff_t>(k));
+    }
+    lines_[i].name = lines_[i].first_name;
+    for (const auto& [name, values] : lines_[i].also) {
+      absl::StrAppend(&lines_[i].name, " \xE2\x89\x88 ", name);
     }
   }
 }

@@ -26,8 +26,9 @@ struct ChartRange {
 
 // A curve or an area.
 struct PlacedLine {
-  std::string name;                             // "fastest ≈ slowest"
-  std::string first_name;                       // "fastest"
+  // "a", "a = b" if the lines a and b are equal; and the same with all of those
+  // that are nearly equal.
+  std::string first_name, name;
   const std::vector<double>* values = nullptr;  // the chart's
   // Lines that are nearly the same, which are not drawn.
   std::vector<std::pair<std::string, const std::vector<double>*>> also;

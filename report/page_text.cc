@@ -32,8 +32,11 @@ int PowerOf(double value) {
 // Formats what is less than 1e15 and not less than 1e-3.
 std::string Plain(double value, int digits) {
   const int decimals = digits - 1 - PowerOf(value);
-  if (decimals >= 0 && std::abs(value) < 1000) {
-    return Trimmed(absl::StrFormat("%.*f", decimals, value));
+  if (decimals >= 0) {
+    std::string text = absl::StrFormat("%.*f", decimals, std::abs(value));
+    if (std::min(text.find('.'), text.size()) <= 3) {
+      return absl::StrCat(value < 0 ? "-" : "", Trimmed(std::move(text)));
+    }
   }
   const double unit = std::pow(10.0, std::max(0, -decimals));
   const double rounded = std::round(value / unit) * unit;

@@ -12,7 +12,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "report/command.h"
-#include "report/run_charts.h"
 
 namespace tessera {
 namespace {
@@ -20,6 +19,7 @@ namespace {
 using ::absl::StatusCode;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Pair;
 
 std::string Folder(const std::string& name) {
   const std::string dir = absl::StrCat(testing::TempDir(), "/", name);
@@ -113,32 +113,20 @@ TEST(ReadRunFolderTest, BrokenFilesAreNoted) {
                                      HasSubstr("trace.rank0.json")));
 }
 
-TEST(ChartsTest, EverySeriesIsInOne) {
-  RunFiles run;
-  ReadMetrics(
-      "{\"step\": 1, \"loss\": 2, \"lr\": 1, \"lr/slow\": 2, \"step_ms\": 10, "
-      "\"exposed_comm_ms\": 1, \"memory_parameters_bytes\": 5, "
-      "\"memory_peak_bytes\": 6, \"step_ms_slowest\": 11, "
-      "\"step_ms_fastest\": 9, \"of the program\": 3, \"eval/loss\": 4}",
-      "m", &run);
-  std::string lines;
-  for (const ChartGroup& group : ChartsOf(run)) {
-    for (const Chart& chart : group.charts) {
-      for (const ChartLine& line : chart.lines) {
-        absl::StrAppend(&lines, chart.title, "=", line.name, "\n");
-      }
-    }
+// Files that a memory_timeline wrote are told by how they begin.
+TEST(ReadRunFolderTest, MemoryPagesAreFound) {
+  const std::string dir = Folder("pages");
+  std::ofstream(dir + "/run.json") << "{}";
+  for (const int rank : {10, 2}) {
+    std::ofstream(absl::StrCat(dir, "/m", rank, ".html"))
+        << "<head><title>Memory of step 3, rank " << rank << "</title>";
   }
-  for (const char* const expected :
-       {"loss=loss\n", "loss=eval/loss\n", "learning rate=lr\n",
-        "learning rate=slow\n", "time of a step=step\n",
-        "step on the slowest and fastest rank=slowest\n",
-        "share of a step that was waited=for communication (exposed)\n",
-        "waited in a step=for communication (exposed)\n",
-        "held at the peak of a step, by kind=parameters\n",
-        "peak of a step=peak\n", "of the program=of the program\n"}) {
-    EXPECT_THAT(lines, HasSubstr(expected));
-  }
+  std::ofstream(dir + "/report.html") << "<title>a run</title>";
+  std::ofstream(dir + "/memory.txt") << "<title>Memory of x, rank 1</title>";
+  std::filesystem::create_directory(dir + "/folder.html");
+  TESSERA_ASSERT_OK_AND_ASSIGN(const RunFiles run, ReadRunFolder(dir));
+  EXPECT_THAT(run.memory_pages, ElementsAre(Pair("m2.html", "rank 2"),
+                                            Pair("m10.html", "rank 10")));
 }
 
 }  // namespace

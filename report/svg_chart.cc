@@ -190,9 +190,7 @@ class Drawing {
       if (here) absl::StrAppend(&title, ", ", mark.title);
     }
     for (const PlacedLine& line : lines_) {
-      const bool one = line.also.empty();
-      AddValues(one ? line.name : line.first_name, *line.values, begin, end,
-                &title);
+      AddValues(line.first_name, *line.values, begin, end, &title);
       for (const auto& [name, values] : line.also) {
         AddValues(name, *values, begin, end, &title);
       }
@@ -253,10 +251,10 @@ class Drawing {
         return EscapeHtml(Quantity((*line.values)[k], chart_.unit));
       };
       if (last.has_value()) {
-        absl::StrAppend(&svg_, ": <b>", value(*last), "</b>");
+        absl::StrAppend(&svg_, ": <b>", value(*last), "</b> last");
       }
       if (best.has_value() && !line.faint) {
-        absl::StrAppend(&svg_, " last, <b>", value(*best), "</b> lowest (step ",
+        absl::StrAppend(&svg_, ", <b>", value(*best), "</b> lowest (step ",
                         Step(chart_.x[*best]), ")");
       }
       absl::StrAppend(&svg_, "</li>");
