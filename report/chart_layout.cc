@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "base/page_style.h"
-#include "report/page_text.h"
+#include "base/page/page_numbers.h"
+#include "base/page/page_style.h"
 
 namespace tessera {
 namespace {

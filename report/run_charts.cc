@@ -9,7 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "base/page_style.h"
+#include "base/page/page_style.h"
 #include "report/run_story.h"
 
 namespace tessera {

@@ -13,8 +13,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
-#include "base/page_style.h"
-#include "report/page_text.h"
+#include "base/page/page_numbers.h"
+#include "report/html_text.h"
 
 namespace tessera {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/page_style.h"
+#include "base/page/page_numbers.h"
 #include "report/chart_layout.h"
-#include "report/page_text.h"
+#include "report/html_text.h"
 
 namespace tessera {
 namespace {

@@ -1,6 +1,6 @@
 // Draws charts of a page as inline SVG, without script or library. Colours and
-// text follow the page's style sheet (base/page_style.h), so that a page is
-// light or dark.
+// text follow the page's style sheet (base/page/page_style.h), so that a page
+// is light or dark.
 //
 //   caption   what it shows
 //   plot      curves of which no two hide each other: those that cannot be told

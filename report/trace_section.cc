@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/page_style.h"
-#include "report/page_text.h"
+#include "base/page/page_numbers.h"
+#include "report/html_text.h"
 
 namespace tessera {
 namespace {

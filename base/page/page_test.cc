@@ -1,10 +1,9 @@
-#include "report/page_text.h"
-
 #include <limits>
 #include <string>
 #include <utility>
 
-#include "base/page_style.h"
+#include "base/page/page_numbers.h"
+#include "base/page/page_style.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -16,7 +15,7 @@ using ::testing::ElementsAre;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-TEST(PageTextTest, NumbersHaveThreeDigits) {
+TEST(PageNumbersTest, NumbersHaveThreeDigits) {
   const std::pair<double, const char*> plain[] = {{0, "0"},
                                                   {1, "1"},
                                                   {12.34567, "12.3"},
@@ -43,7 +42,7 @@ TEST(PageTextTest, NumbersHaveThreeDigits) {
   EXPECT_EQ(ShortNumber(2.34567, "", 5), "2.3457");
 }
 
-TEST(PageTextTest, QuantitiesHaveTheirUnit) {
+TEST(PageNumbersTest, QuantitiesHaveTheirUnit) {
   EXPECT_EQ(Quantity(385.42, "ms"), "385 ms");
   EXPECT_EQ(Quantity(856000, "ms"), "14 min 16 s");
   EXPECT_EQ(Quantity(2048, "bytes"), "2 KiB");
@@ -51,7 +50,7 @@ TEST(PageTextTest, QuantitiesHaveTheirUnit) {
   EXPECT_EQ(Quantity(kNaN, "ms"), "NaN ms");
 }
 
-TEST(PageTextTest, Durations) {
+TEST(PageNumbersTest, Durations) {
   EXPECT_EQ(DurationText(0.25), "0.25 s");
   EXPECT_EQ(DurationText(45.4), "45 s");
   EXPECT_EQ(DurationText(59.7), "1 min");
@@ -60,7 +59,7 @@ TEST(PageTextTest, Durations) {
   EXPECT_EQ(DurationText(2 * 86400 + 5 * 3600), "2 d 5 h");
 }
 
-TEST(PageTextTest, CountsHaveSeparators) {
+TEST(PageNumbersTest, CountsHaveSeparators) {
   EXPECT_EQ(CountText(0), "0");
   EXPECT_EQ(CountText(999), "999");
   EXPECT_EQ(CountText(1000), "1,000");
@@ -68,14 +67,14 @@ TEST(PageTextTest, CountsHaveSeparators) {
   EXPECT_EQ(CountText(-123), "-123");
 }
 
-TEST(PageTextTest, TicksAreRound) {
+TEST(PageNumbersTest, TicksAreRound) {
   EXPECT_THAT(NiceTicks(0, 10, 5), ElementsAre(0, 2, 4, 6, 8, 10));
   EXPECT_THAT(NiceTicks(-1, 1, 4), ElementsAre(-1, -0.5, 0, 0.5, 1));
   EXPECT_TRUE(NiceTicks(3, 3, 5).empty());
 }
 
 // Three digits would make them equal.
-TEST(PageTextTest, TicksCanBeToldApart) {
+TEST(PageNumbersTest, TicksCanBeToldApart) {
   EXPECT_THAT(TickTexts({2.7812, 2.7814}, ""), ElementsAre("2.7812", "2.7814"));
   EXPECT_THAT(TickTexts({12340, 12345}, ""), ElementsAre("12,340", "12,345"));
   EXPECT_THAT(TickTexts({0, 500, 1000}, ""), ElementsAre("0", "500", "1,000"));
@@ -83,22 +82,7 @@ TEST(PageTextTest, TicksCanBeToldApart) {
               ElementsAre("0.001", "1", "1,000"));
 }
 
-TEST(PageTextTest, TextIsEscapedAndXml) {
-  EXPECT_EQ(EscapeHtml("<a href='x'>&\""),
-            "&lt;a href=&#39;x&#39;&gt;&amp;&quot;");
-  EXPECT_EQ(EscapeHtml(std::string("a\0b\x1b", 4)),
-            "a\xEF\xBF\xBD"
-            "b\xEF\xBF\xBD");
-  EXPECT_EQ(EscapeHtml("\xC3\xA4\xFF"), "\xC3\xA4\xEF\xBF\xBD");
-}
-
-// A file's name is no scheme, query or markup.
-TEST(PageTextTest, LinksStayInTheFolder) {
-  EXPECT_EQ(LinkTo("memory0.html"), "./memory0.html");
-  EXPECT_EQ(LinkTo("javascript:a?b#c%\""), "./javascript%3Aa%3Fb%23c%25%22");
-}
-
-TEST(PageTextTest, KindsOfMemoryHaveColorsOfTheirOwn) {
+TEST(PageStyleTest, KindsOfMemoryHaveColorsOfTheirOwn) {
   EXPECT_EQ(MemoryKindColor("parameters"), 0);
   EXPECT_NE(MemoryKindColor("activations"), MemoryKindColor("parameters"));
   EXPECT_EQ(MemoryKindColor("unheard of"), MemoryKindColor("other"));

@@ -5,10 +5,9 @@
 //
 // A drawing has an SVG that is stretched over its place (class "plot"), and
 // its words are HTML above it: they keep their size on a telephone.
-#ifndef BASE_PAGE_STYLE_H_
-#define BASE_PAGE_STYLE_H_
+#ifndef BASE_PAGE_PAGE_STYLE_H_
+#define BASE_PAGE_PAGE_STYLE_H_
 
-#include <cstdint>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -26,8 +25,5 @@ std::string PageHead(absl::string_view title);
 // on all pages. A kind that is not known has that of "other".
 int MemoryKindColor(absl::string_view kind);
 
-// Returns "1,234,567".
-std::string CountText(int64_t count);
-
 }  // namespace tessera
-#endif  // BASE_PAGE_STYLE_H_
+#endif  // BASE_PAGE_PAGE_STYLE_H_

@@ -1,17 +1,13 @@
-#include "report/page_text.h"
+#include "base/page/page_numbers.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdint>
 #include <limits>
+#include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
-#include "base/page_style.h"
-#include "config/reader/utf8.h"
 
 namespace tessera {
 namespace {
@@ -63,36 +59,12 @@ std::string WithPrefix(double value, double base, int digits,
 
 }  // namespace
 
-std::string EscapeHtml(absl::string_view text) {
-  std::string out;
-  while (!text.empty()) {
-    const int length = Utf8Length(text);
-    const char c = text[0];
-    const bool is_control =
-        length == 1 && (c < ' ' || c == 0x7f) && c != '\n' && c != '\t';
-    const auto bytes = static_cast<size_t>(std::max(length, 1));
-    absl::StrAppend(&out, length == 0 || is_control ? "\xEF\xBF\xBD"
-                                                    : text.substr(0, bytes));
-    text.remove_prefix(bytes);
+std::string CountText(int64_t count) {
+  std::string text = absl::StrCat(count);
+  for (size_t at = text.size(); at > (count < 0 ? 4u : 3u); at -= 3) {
+    text.insert(at - 3, ",");
   }
-  return absl::StrReplaceAll(out, {{"&", "&amp;"},
-                                   {"<", "&lt;"},
-                                   {">", "&gt;"},
-                                   {"\"", "&quot;"},
-                                   {"'", "&#39;"}});
-}
-
-std::string LinkTo(absl::string_view file_name) {
-  std::string link = "./";
-  for (const char c : file_name) {
-    if (absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' ||
-        c == '-' || c == '_') {
-      link += c;
-    } else {
-      absl::StrAppendFormat(&link, "%%%02X", static_cast<unsigned char>(c));
-    }
-  }
-  return link;
+  return text;
 }
 
 std::string ShortNumber(double value, absl::string_view unit, int digits) {

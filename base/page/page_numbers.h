@@ -1,7 +1,8 @@
-// Words and numbers of a page: short, for people.
-#ifndef REPORT_PAGE_TEXT_H_
-#define REPORT_PAGE_TEXT_H_
+// Numbers of a page: short, for people.
+#ifndef BASE_PAGE_PAGE_NUMBERS_H_
+#define BASE_PAGE_PAGE_NUMBERS_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -9,13 +10,8 @@
 
 namespace tessera {
 
-// Escapes text for an element or an attribute. Control characters and bytes
-// that are not UTF-8, which XML may not hold, become U+FFFD.
-std::string EscapeHtml(absl::string_view text);
-
-// Returns a link to a file in the page's own folder, which EscapeHtml is still
-// to be called for.
-std::string LinkTo(absl::string_view file_name);
+// Returns "1,234,567".
+std::string CountText(int64_t count);
 
 // Returns a number of at most `digits` significant digits: "1,230", "1.5M",
 // "3.1e-4"; with unit "bytes" "12.3 MiB". No other unit is in the text.
@@ -36,4 +32,4 @@ std::vector<std::string> TickTexts(const std::vector<double>& ticks,
                                    absl::string_view unit);
 
 }  // namespace tessera
-#endif  // REPORT_PAGE_TEXT_H_
+#endif  // BASE_PAGE_PAGE_NUMBERS_H_

@@ -1,4 +1,4 @@
-#include "base/page_style.h"
+#include "base/page/page_style.h"
 
 #include "absl/strings/str_cat.h"
 
@@ -38,6 +38,8 @@ h3{font-size:15px;margin:20px 0 8px}a{color:var(--c0)}
 .plot .yl{left:-56px;bottom:100%;margin-bottom:14px}
 .plot .xl{right:0;top:100%;margin-top:28px}
 .plot .mark{bottom:100%;margin-bottom:3px;transform:translateX(-50%);color:var(--ink)}
+.plot .phase{top:100%;margin-top:6px;height:20px;padding:4px 0 0 4px;overflow:hidden;background:var(--grid);border:1px solid var(--axis);color:var(--ink)}
+.phased{margin-bottom:76px}.phased .x{margin-top:34px}.phased .xl{margin-top:54px}
 svg *{vector-effect:non-scaling-stroke}
 svg .grid{stroke:var(--grid)}svg .axis{stroke:var(--axis)}
 svg .cut{stroke:var(--ink);stroke-dasharray:4 3;opacity:.6}
@@ -46,7 +48,6 @@ svg .over{stroke:var(--ink)}svg .p{fill:none;stroke-linecap:round;stroke-width:5
 svg .big{stroke-width:8}svg .hole{stroke:var(--card);stroke-width:4}
 .h rect{fill:transparent}.h:hover rect{fill:var(--ink);fill-opacity:.1}
 .h path{opacity:0}.h:hover path{opacity:1}
-.phase{fill:var(--grid);stroke:var(--axis)}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 18px;margin:8px 0 0;padding:0;font-size:13px}
 .key.over{background:var(--ink)}
 .key{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;vertical-align:-1px}
@@ -97,14 +98,6 @@ int MemoryKindColor(absl::string_view kind) {
     if (kKinds[i] == kind) return i;
   }
   return 6;
-}
-
-std::string CountText(int64_t count) {
-  std::string text = absl::StrCat(count);
-  for (size_t at = text.size(); at > (count < 0 ? 4u : 3u); at -= 3) {
-    text.insert(at - 3, ",");
-  }
-  return text;
 }
 
 }  // namespace tessera
