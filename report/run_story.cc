@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
@@ -179,12 +180,11 @@ std::vector<std::string> Machine(const RunFiles& run) {
   return words;
 }
 
-std::string Started(const std::vector<Start>& starts) {
-  if (starts.empty() || !(std::abs(starts[0].time) < 1e12)) return "";
-  return absl::FormatTime(
-      "started %Y-%m-%d %H:%M:%S UTC",
-      absl::FromUnixSeconds(static_cast<int64_t>(starts[0].time)),
-      absl::UTCTimeZone());
+std::string Started(double time) {
+  if (!(std::abs(time) < 1e12)) return "";
+  return absl::FormatTime("started %Y-%m-%d %H:%M:%S UTC",
+                          absl::FromUnixSeconds(static_cast<int64_t>(time)),
+                          absl::UTCTimeZone());
 }
 
 // Returns "step 162 after 1 min 20 s; resumed at step 100 on 3 ranks".
@@ -218,27 +218,34 @@ std::string RunStory::Resume::Title() const {
 RunStory StoryOf(const RunFiles& run) {
   RunStory story;
   const std::vector<Start> starts = StartsOf(run);
-  const std::vector<Part> parts = PartsOf(run, starts);
-  int ranks = 0;
-  for (const Part& part : parts) {
+  std::vector<Part> parts = PartsOf(run, starts);
+  size_t anew = 0;  // the last part that began at the first step
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Part& part = parts[i];
     const RunFiles::Line& first = run.lines[part.begin];
     const double from = first.skipped ? first.step : first.step - 1;
     auto& resumes = story.resumes;
     while (!resumes.empty() && resumes.back().step >= from) resumes.pop_back();
-    if (part.begin > 0 && from > 0) {
-      resumes.push_back(
-          {from, part.start.ranks,
-           ranks > 0 && part.start.ranks > 0 && ranks != part.start.ranks});
+    if (i == 0 || from <= 0) {
+      anew = i;
+      continue;
     }
-    ranks = part.start.ranks;
+    const int before = parts[i - 1].start.ranks;
+    const int ranks = part.start.ranks;
+    resumes.push_back(
+        {from, ranks, before > 0 && ranks > 0 && before != ranks});
   }
+  parts.erase(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(anew));
   story.seconds = SecondsOf(run, parts);
   story.state = StateOf(run, starts);
   if (!parts.empty()) {
+    story.started = parts[0].start.time;
     const double first = run.lines[parts.back().begin].step;
     story.last_process = static_cast<size_t>(
         std::lower_bound(run.steps.begin(), run.steps.end(), first) -
         run.steps.begin());
+  } else if (!starts.empty()) {
+    story.started = starts.back().time;
   }
   return story;
 }
@@ -258,7 +265,7 @@ std::string HeadlineHtml(const RunFiles& run, const RunStory& story) {
                     "</p>\n");
   }
   std::vector<std::string> words = Machine(run);
-  if (std::string started = Started(StartsOf(run)); !started.empty()) {
+  if (std::string started = Started(story.started); !started.empty()) {
     words.push_back(std::move(started));
   }
   if (!model.empty()) words.push_back(run.folder);

@@ -4,6 +4,8 @@
 #ifndef REPORT_RUN_STORY_H_
 #define REPORT_RUN_STORY_H_
 
+#include <cstddef>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -21,7 +23,9 @@ struct RunStory {
     std::string Title() const;  // "resumed at step 100 on 3 ranks"
   };
   std::vector<Resume> resumes;
-  // Of all processes that made steps, from their start; NaN: not known.
+  // Unix seconds of the start of the process that began at the first step, and
+  // the time that it and those that went on from it took. NaN: not known.
+  double started = std::numeric_limits<double>::quiet_NaN();
   double seconds = 0;
   // "finished", "ended", "failed", "still running, or killed"; "" where
   // run.json is of a version that does not tell.

@@ -75,10 +75,11 @@ TEST(RunStoryTest, StepsThatWereMadeAgain) {
 }
 
 TEST(RunStoryTest, ARunThatBeganAnewWasNotResumed) {
-  EXPECT_THAT(StoryOf(RunOf(absl::StrCat(Lines(101, 1, 9), Lines(203, 1, 5)),
-                            kTwoStarts))
-                  .resumes,
-              IsEmpty());
+  const RunStory story = StoryOf(
+      RunOf(absl::StrCat(Lines(101, 1, 9), Lines(203, 1, 5)), kTwoStarts));
+  EXPECT_THAT(story.resumes, IsEmpty());
+  EXPECT_EQ(story.started, 200);
+  EXPECT_EQ(story.seconds, 15);
 }
 
 // A skipped step has the number of the step before it.
