@@ -134,7 +134,7 @@ double ChartLayout::Y(double y) const {
 
 // Steps are whole numbers.
 std::vector<double> ChartLayout::TicksOfX() const {
-  std::vector<double> ticks = NiceTicks(x_.low, x_.high, 5);
+  std::vector<double> ticks = NiceTicks(x_.low, x_.high, 6);
   ticks.erase(std::remove_if(ticks.begin(), ticks.end(),
                              [](double x) { return x != std::floor(x); }),
               ticks.end());

@@ -113,7 +113,11 @@ class Page {
     if (!run_.steps.empty()) {
       Tile("last step", CountText(static_cast<int64_t>(run_.steps.back())));
     }
-    SeriesTile("last loss", {"loss"}, LastOf, "");
+    if (run_.diverged.count("loss") > 0) {
+      Tile("last loss", "not finite");
+    } else {
+      SeriesTile("last loss", {"loss"}, LastOf, "");
+    }
     SeriesTile("median step", {"step_ms"}, MedianOf, "ms");
     SeriesTile(HasSeries("tokens_per_second") || HasSeries("tokens_per_s")
                    ? "median tokens a second"

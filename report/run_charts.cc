@@ -16,6 +16,7 @@ namespace tessera {
 namespace {
 
 constexpr size_t kMostOthers = 48;
+constexpr size_t kMostNamedResumes = 3;
 constexpr size_t kSmoothedFrom = 80;  // points
 
 std::vector<double> Finite(const std::vector<double>& values) {
@@ -62,10 +63,14 @@ bool AreMultiples(const std::vector<double>& a, const std::vector<double>& b) {
 class Sorting {
  public:
   explicit Sorting(const RunFiles& run) : run_(run) {
-    for (const RunStory::Resume& resume : StoryOf(run).resumes) {
-      std::string text = "resumed";
-      if (resume.other_ranks)
-        absl::StrAppend(&text, ", ", resume.ranks, " ranks");
+    const RunStory story = StoryOf(run);
+    for (const RunStory::Resume& resume : story.resumes) {
+      const bool few = story.resumes.size() <= kMostNamedResumes;
+      std::string text = few ? "resumed" : "";
+      if (resume.other_ranks) {
+        absl::StrAppend(&text, few ? ", " : "", resume.ranks,
+                        resume.ranks == 1 ? " rank" : " ranks");
+      }
       marks_.push_back({resume.step, std::move(text), resume.Title()});
     }
     // These are not figures of a run's progress.

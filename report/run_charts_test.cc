@@ -111,6 +111,16 @@ TEST(ChartsTest, ResumesAreOnEachChart) {
     EXPECT_EQ(chart.marks[0].title, "resumed at step 1");
   }
   EXPECT_THAT(ChartsOfLines("{\"step\": 1, \"loss\": 2}")[0].marks, IsEmpty());
+  // Of many, there is no room for words.
+  std::string lines;
+  for (int i = 2; i < 14; ++i) {
+    absl::StrAppend(&lines, "{\"step\": ", i / 2, ", \"loss\": 1}\n",
+                    "{\"step\": ", i / 2 + 1, ", \"loss\": 1}\n");
+  }
+  const auto many = ChartsOfLines(lines);
+  ASSERT_GT(many[0].marks.size(), 3u);
+  EXPECT_EQ(many[0].marks[0].text, "");
+  EXPECT_EQ(many[0].marks[0].title, "resumed at step 1");
 }
 
 }  // namespace

@@ -210,6 +210,11 @@ void ReadMetrics(absl::string_view text, absl::string_view name,
       std::vector<double>& values = run->series[key];
       values.resize(run->steps.size(), kNone);
       values.push_back(value);
+      if (std::isfinite(value)) {
+        run->diverged.erase(key);
+      } else {
+        run->diverged.try_emplace(key, place.first);
+      }
     }
     run->steps.push_back(place.first);
   }
@@ -254,6 +259,10 @@ absl::StatusOr<RunFiles> ReadRunFolder(const std::string& folder) {
   }
   ReadTraces(traces, &run);
   FindMemoryPages(folder, &run);
+  if (const auto loss = run.diverged.find("loss"); loss != run.diverged.end()) {
+    run.notes.push_back(
+        absl::StrCat("the loss is not finite from step ", loss->second, " on"));
+  }
   if (run.steps.empty()) {
     run.notes.push_back(
         has_metrics ? "metrics.jsonl holds no step: none has been reported yet"

@@ -26,6 +26,9 @@ struct RunFiles {
   // By name, values as long as `steps`; NaN: absent. Members of objects have
   // names such as "memory.parameters".
   std::map<std::string, std::vector<double>> series;
+  // The series that are there up to the end but are not finite, with the step
+  // from which on none of their values is.
+  std::map<std::string, double> diverged;
   // The lines of metrics.jsonl, in the order of the file.
   struct Line {
     double step = 0;

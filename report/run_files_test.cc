@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "report/command.h"
+#include "report/report_page.h"
 
 namespace tessera {
 namespace {
@@ -19,6 +20,7 @@ namespace {
 using ::absl::StatusCode;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Pair;
 
 std::string Folder(const std::string& name) {
@@ -97,6 +99,26 @@ TEST(ReadRunFolderTest, NothingToShowIsAnError) {
   EXPECT_EQ(RunReportCommand({dir, dir}, &out, &err), 2);
   EXPECT_EQ(RunReportCommand({"--what"}, &out, &err), 2);
   EXPECT_FALSE(std::filesystem::exists(dir + "/report.html"));
+}
+
+TEST(ReadRunFolderTest, ALossThatIsNotFiniteIsNoted) {
+  const std::string dir = Folder("diverged");
+  const auto write = [&](const std::string& lines) {
+    std::ofstream(dir + "/metrics.jsonl")
+        << "{\"step\": 1, \"loss\": 2, \"eval/loss\": 3}\n"
+        << lines;
+  };
+  write(
+      "{\"step\": 2, \"loss\": \"NaN\"}\n{\"step\": 3, \"loss\": "
+      "\"Infinity\"}\n{\"step\": 4}\n");
+  TESSERA_ASSERT_OK_AND_ASSIGN(RunFiles run, ReadRunFolder(dir));
+  EXPECT_THAT(run.notes, ElementsAre("the loss is not finite from step 2 on"));
+  EXPECT_THAT(ReportPage(run),
+              HasSubstr("<b>not finite</b><span>last loss</span>"));
+  write("{\"step\": 2, \"loss\": \"NaN\"}\n{\"step\": 3, \"loss\": 1}\n");
+  TESSERA_ASSERT_OK_AND_ASSIGN(run, ReadRunFolder(dir));
+  EXPECT_THAT(run.notes, IsEmpty());
+  EXPECT_THAT(ReportPage(run), HasSubstr("<b>1</b><span>last loss</span>"));
 }
 
 // A broken file does not hide the rest.

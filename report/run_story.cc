@@ -86,7 +86,7 @@ std::vector<Part> PartsOf(const RunFiles& run,
   }
   for (const Start& start : starts) {
     for (size_t i = 0; i < run.lines.size(); ++i) {
-      if (!(run.lines[i].time >= start.time)) continue;
+      if (!(run.lines[i].time > start.time)) continue;
       begins[i] = start;
       break;
     }

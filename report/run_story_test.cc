@@ -82,6 +82,14 @@ TEST(RunStoryTest, ARunThatBeganAnewWasNotResumed) {
   EXPECT_EQ(story.seconds, 15);
 }
 
+// The first process's last step was made when the second one started.
+TEST(RunStoryTest, AStepAtTheTimeOfAStart) {
+  const RunStory story = StoryOf(
+      RunOf(absl::StrCat(Lines(191, 1, 10), Lines(203, 7, 12)), kTwoStarts));
+  ASSERT_THAT(story.resumes, SizeIs(1));
+  EXPECT_EQ(story.resumes[0].Title(), "resumed at step 6 on 3 ranks");
+}
+
 // A skipped step has the number of the step before it.
 TEST(RunStoryTest, ASkippedStepIsNoResume) {
   EXPECT_THAT(StoryOf(RunOf("{\"step\": 1}\n{\"step\": 1, \"skipped\": 1}\n"

@@ -16,6 +16,7 @@ namespace tessera {
 namespace {
 
 constexpr size_t kMostDots = 240;
+constexpr double kMarkRoom = 0.38;  // of its text, on a telephone
 constexpr int kHoverDigits = 5;
 
 std::string ColorClass(const char* what, const PlacedLine& line) {
@@ -174,7 +175,7 @@ class Drawing {
                             "</title></path>\n",
                             x, kPlotHeight, EscapeHtml(mark.title));
       if (mark.text.empty() || x < free_from) continue;
-      free_from = x + kPlotWidth / 6;
+      free_from = x + kPlotWidth * kMarkRoom;
       Word("mark", "left", 100 * x / kPlotWidth, mark.text);
     }
   }

@@ -28,14 +28,14 @@ h3{font-size:15px;margin:20px 0 8px}a{color:var(--c0)}
 .grid2{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:16px}
 .chart figcaption{font-weight:600;overflow-wrap:anywhere}
 .wide,.row{grid-column:1/-1}
-.plot{position:relative;height:210px;margin:34px 12px 44px 64px;font-size:12px;color:var(--soft)}
+.plot{position:relative;height:210px;margin:40px 12px 44px 64px;font-size:12px;color:var(--soft)}
 .wide .plot{height:290px}
 .plot svg,.bars svg{position:absolute;left:0;top:0;width:100%;height:100%}
 .plot svg{overflow:visible}
 .plot span{position:absolute;white-space:nowrap;line-height:1}
 .plot .y{right:100%;margin-right:8px;transform:translateY(-50%)}
 .plot .x{top:100%;margin-top:9px;transform:translateX(-50%)}
-.plot .yl{left:-56px;bottom:100%;margin-bottom:14px}
+.plot .yl{left:-56px;bottom:100%;margin-bottom:20px}
 .plot .xl{right:0;top:100%;margin-top:28px}
 .plot .mark{bottom:100%;margin-bottom:3px;transform:translateX(-50%);color:var(--ink)}
 .plot .phase{top:100%;margin-top:6px;height:20px;padding:4px 0 0 4px;overflow:hidden;background:var(--grid);border:1px solid var(--axis);color:var(--ink)}
