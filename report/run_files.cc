@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/file.h"
+#include "base/page/page_style.h"
 #include "base/status.h"
 #include "report/trace_file.h"
 
@@ -87,7 +88,7 @@ std::string RankOfMemoryPage(const fs::path& path) {
   file.read(head.data(), static_cast<std::streamsize>(head.size()));
   head.resize(static_cast<size_t>(file.gcount()));
   absl::string_view text = head;
-  const size_t title = text.find("<title>Memory of ");
+  const size_t title = text.find(absl::StrCat("<title>", kMemoryPageTitle));
   const size_t end = text.find("</title>");
   if (title == text.npos || end == text.npos || end < title) return "";
   text = text.substr(title, end - title);

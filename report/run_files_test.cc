@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "base/step_memory/memory_timeline.h"
 #include "base/trace/trace_json.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -139,9 +140,10 @@ TEST(ReadRunFolderTest, BrokenFilesAreNoted) {
 TEST(ReadRunFolderTest, MemoryPagesAreFound) {
   const std::string dir = Folder("pages");
   std::ofstream(dir + "/run.json") << "{}";
+  MemoryTimeline timeline;
+  timeline.step = 3;
   for (const int rank : {10, 2}) {
-    std::ofstream(absl::StrCat(dir, "/m", rank, ".html"))
-        << "<head><title>Memory of step 3, rank " << rank << "</title>";
+    TESSERA_ASSERT_OK(WriteTimeline(timeline, dir + "/m", rank));
   }
   std::ofstream(dir + "/report.html") << "<title>a run</title>";
   std::ofstream(dir + "/memory.txt") << "<title>Memory of x, rank 1</title>";

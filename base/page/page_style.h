@@ -18,6 +18,10 @@ namespace tessera {
 // classes sN, fN and bN stroke, fill and paint a background with colour N.
 inline constexpr int kPageColors = 9;
 
+// How the titles of pages of a step's memory begin; ", rank N" is their end. A
+// report finds them by this.
+inline constexpr char kMemoryPageTitle[] = "Memory of ";
+
 // Returns the beginning of a page, up to and with <main>. `title` is HTML.
 std::string PageHead(absl::string_view title);
 

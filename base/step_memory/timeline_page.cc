@@ -114,7 +114,7 @@ class Page {
 
   void Head() {
     const std::string title = absl::StrCat(
-        "Memory of ",
+        kMemoryPageTitle,
         timeline_.step > 0 ? absl::StrCat("step ", CountText(timeline_.step))
                            : "a step",
         ", rank ", rank_);
