@@ -205,7 +205,8 @@ MemoryTimeline SmallTimeline() {
   sample.held.by_kind[static_cast<size_t>(HeldKind::kParameters)] = 1024;
   timeline.AddSample(sample);
   timeline.phases = {{"forward", 0, 99'000'000},
-                     {"forward", 99'000'000, 100'000'000}};
+                     {"forward", 99'000'000, 100'000'000},
+                     {"unseen", 100'000'000, 100'000'000}};
   timeline.report.peak_bytes = sample.held.total();
   timeline.report.at_peak.held = sample.held;
   timeline.report.at_peak.unit = "a<b";
@@ -228,6 +229,7 @@ TEST(TimelinePageTest, SaysWhichStepAndHowMuch) {
                               "title=\"forward, 1 ms\">forward</span>"));
   EXPECT_THAT(page, HasSubstr("<td class=\"name\">forward</td><td>0</td>"
                               "<td>99</td><td>3 MiB</td>"));
+  EXPECT_THAT(page, Not(HasSubstr("unseen")));
   timeline.step = 0;
   EXPECT_THAT(ToPage(timeline, 3),
               HasSubstr("<title>Memory of a step, rank 3</title>"));

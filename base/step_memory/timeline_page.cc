@@ -67,6 +67,11 @@ class Page {
       begin_ = timeline.phases.front().begin;
       end_ = timeline.phases.back().end;
     }
+    for (const MemoryTimeline::Slice& phase : timeline.phases) {
+      // Between a backward and the step lies a forward of no time.
+      const bool shows = (phase.end - phase.begin) * 1000 >= end_ - begin_;
+      if (shows) phases_.push_back(phase);
+    }
     columns_ = Columns(timeline, begin_, end_);
     for (const auto& column : columns_) {
       top_ = std::max(top_, column.held.total());
@@ -90,8 +95,10 @@ class Page {
     absl::StrAppend(&html_, "</div>\n");
     Legend();
     absl::StrAppend(&html_, "</figure>\n");
+    absl::StrAppend(&html_, "<div class=\"grid2\">\n");
     Kinds();
     PhaseTable();
+    absl::StrAppend(&html_, "</div>\n");
     Units();
     absl::StrAppend(&html_, "</main></body></html>\n");
     return std::move(html_);
@@ -213,7 +220,7 @@ class Page {
 
   // Words that a phase has no room for are cut off, and shown at the pointer.
   void Phases() {
-    for (const auto& phase : timeline_.phases) {
+    for (const auto& phase : phases_) {
       const double left = 100 * X(phase.begin) / kWidth;
       absl::StrAppendFormat(
           &html_,
@@ -249,7 +256,7 @@ class Page {
   // Those of no bytes are left out.
   void Kinds() {
     absl::StrAppend(&html_,
-                    "<h2>Held at the peak</h2>\n<div class=\"card "
+                    "<section><h2>Held at the peak</h2>\n<div class=\"card "
                     "scroll\"><table><tr><th class=\"name\">kind</th><th>bytes"
                     "</th><th></th></tr>\n");
     const HeldMemory& held = timeline_.report.at_peak.held;
@@ -259,17 +266,18 @@ class Page {
                        HeldKindName(kind)),
           held[kind]);
     }
-    absl::StrAppend(&html_, "</table></div>\n");
+    absl::StrAppend(&html_, "</table></div></section>\n");
   }
 
   void PhaseTable() {
-    absl::StrAppend(&html_,
-                    "<h2>Phases</h2>\n<div class=\"card scroll\"><table><tr>"
-                    "<th class=\"name\">phase</th><th>from ms</th><th>to ms"
-                    "</th><th>most held</th></tr>\n");
-    const size_t shown = std::min(kMostPhases, timeline_.phases.size());
+    absl::StrAppend(
+        &html_,
+        "<section><h2>Phases</h2>\n<div class=\"card scroll\"><table><tr>"
+        "<th class=\"name\">phase</th><th>from ms</th><th>to ms"
+        "</th><th>most held</th></tr>\n");
+    const size_t shown = std::min(kMostPhases, phases_.size());
     for (size_t i = 0; i < shown; ++i) {
-      const MemoryTimeline::Slice& phase = timeline_.phases[i];
+      const MemoryTimeline::Slice& phase = phases_[i];
       int64_t most = 0;
       for (const auto& sample : timeline_.samples) {
         if (sample.at < phase.begin || sample.at > phase.end) continue;
@@ -282,10 +290,11 @@ class Page {
                       "</td></tr>\n");
     }
     absl::StrAppend(&html_, "</table></div>\n");
-    if (shown < timeline_.phases.size()) {
-      absl::StrAppend(&html_, "<p class=\"note\">",
-                      timeline_.phases.size() - shown, " more phases</p>\n");
+    if (shown < phases_.size()) {
+      absl::StrAppend(&html_, "<p class=\"note\">", phases_.size() - shown,
+                      " more phases</p>\n");
     }
+    absl::StrAppend(&html_, "</section>\n");
   }
 
   void Units() {
@@ -311,6 +320,7 @@ class Page {
   const MemoryTimeline& timeline_;
   const int rank_;
   int64_t begin_ = 0, end_ = 0;
+  std::vector<MemoryTimeline::Slice> phases_;  // those that can be seen
   std::vector<MemoryTimeline::Sample> columns_;
   int64_t top_ = 1;  // bytes
   std::string html_, words_;
