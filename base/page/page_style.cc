@@ -59,7 +59,7 @@ td,th{padding:4px 12px;text-align:right;border-bottom:1px solid var(--grid)}
 th{color:var(--soft);font-weight:600}td.name,th.name{text-align:left;overflow-wrap:anywhere}
 .scroll{overflow-x:auto}pre{overflow:auto;margin:8px 0 0;font:13px/1.45 ui-monospace,monospace}
 .note{color:var(--soft);border-left:3px solid var(--c5);padding-left:10px}
-summary{cursor:pointer;font-weight:600}
+summary{cursor:pointer;font-weight:600}details{margin-top:8px}.facts+.chart{margin-top:14px}
 @media (max-width:1100px){.tiles{grid-template-columns:repeat(var(--half),1fr)}
 .tile:last-child{grid-column:span var(--rest)}}
 @media (max-width:760px){main{padding:12px}.grid2{grid-template-columns:minmax(0,1fr)}
