@@ -20,6 +20,7 @@
 namespace tessera {
 namespace {
 
+constexpr size_t kMostNamedResumes = 4;
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 // A process that trained into the folder, as rank 0 described it.
@@ -196,14 +197,17 @@ std::string HowItWent(const RunFiles& run, const RunStory& story) {
       absl::StrAppend(&text, " after ", DurationText(story.seconds));
     }
   }
-  if (story.resumes.size() <= 4) {
-    for (const RunStory::Resume& resume : story.resumes) {
-      absl::StrAppend(&text, text.empty() ? "" : "; ", resume.Title());
-    }
-  } else {
-    absl::StrAppend(&text, "; resumed ", story.resumes.size(),
-                    " times, last at step ",
-                    StepText(story.resumes.back().step));
+  if (story.resumes.empty()) return text;
+  if (story.first_ranks > 0) {
+    absl::StrAppend(&text, "; begun on ", Ranks(story.first_ranks));
+  }
+  if (story.resumes.size() > kMostNamedResumes) {
+    absl::StrAppend(&text, "; resumed ", story.resumes.size(), " times; last ",
+                    story.resumes.back().Title());
+    return text;
+  }
+  for (const RunStory::Resume& resume : story.resumes) {
+    absl::StrAppend(&text, "; ", resume.Title());
   }
   return text;
 }
@@ -240,6 +244,7 @@ RunStory StoryOf(const RunFiles& run) {
   story.state = StateOf(run, starts);
   if (!parts.empty()) {
     story.started = parts[0].start.time;
+    story.first_ranks = parts[0].start.ranks;
     const double first = run.lines[parts.back().begin].step;
     story.last_process = static_cast<size_t>(
         std::lower_bound(run.steps.begin(), run.steps.end(), first) -

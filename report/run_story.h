@@ -23,8 +23,9 @@ struct RunStory {
     std::string Title() const;  // "resumed at step 100 on 3 ranks"
   };
   std::vector<Resume> resumes;
-  // Unix seconds of the start of the process that began at the first step, and
-  // the time that it and those that went on from it took. NaN: not known.
+  int first_ranks = 0;  // of the process that began at the first step
+  // Unix seconds of that process's start, and the time that it and those that
+  // went on from it took. NaN: not known.
   double started = std::numeric_limits<double>::quiet_NaN();
   double seconds = 0;
   // "finished", "ended", "failed", "still running, or killed"; "" where

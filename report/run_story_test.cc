@@ -141,8 +141,10 @@ TEST(ReportPageTest, TheHeadlineSaysWhatItWas) {
   run.memory_pages = {{"memory0.html", "rank 0"}};
   const std::string page = ReportPage(run);
   EXPECT_THAT(page, HasSubstr("<h1>my::Net&lt;int&gt;</h1>"));
-  EXPECT_THAT(page, HasSubstr("<span class=\"state\">finished</span>step 20 "
-                              "after 26 s; resumed at step 10 on 3 ranks</p>"));
+  EXPECT_THAT(page,
+              HasSubstr("<span class=\"state\">finished</span>step 20 "
+                        "after 26 s; begun on 2 ranks; resumed at step 10 on "
+                        "3 ranks</p>"));
   EXPECT_THAT(page, HasSubstr("3 ranks on a (2 ranks), b (1 rank)"));
   EXPECT_THAT(page, HasSubstr("1,234,567 parameters"));
   EXPECT_THAT(page, HasSubstr("started 1970-01-01 00:01:40 UTC"));
@@ -150,6 +152,14 @@ TEST(ReportPageTest, TheHeadlineSaysWhatItWas) {
   EXPECT_THAT(page, HasSubstr("<a href=\"./memory0.html\">rank 0</a>"));
   EXPECT_THAT(ReportPage(RunOf(Lines(1, 1, 2), "{}")),
               HasSubstr("<h1>a/folder</h1>"));
+}
+
+TEST(ReportPageTest, ManyResumesAreCounted) {
+  std::string lines = Lines(1, 1, 3);
+  for (int i = 0; i < 6; ++i) lines += Lines(1, 3 + i, 4 + i);
+  EXPECT_THAT(ReportPage(RunOf(lines, "{}")),
+              HasSubstr("step 9 after 8 s; resumed 6 times; last resumed at "
+                        "step 7</p>"));
 }
 
 TEST(ReportPageTest, ThePlanIsBesideWhatWasMeasured) {
