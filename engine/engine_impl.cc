@@ -106,7 +106,8 @@ Engine::Impl::~Impl() {
   }
   if (observer_ != nullptr) {
     observer_->Complete(trainer_.last_step(), trainer_.place());
-    observer_->Abandon();
+    observer_->Abandon(std::uncaught_exceptions() > 0 || !untold.ok() ||
+                       trainer_.has_failed());
   }
   if (guard_->stream() != nullptr) {
     guard_->stream()->SetBeforeWrite(nullptr);

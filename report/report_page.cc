@@ -2,64 +2,27 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/time.h"
 #include "base/json.h"
+#include "base/page/page_numbers.h"
+#include "base/page/page_style.h"
+#include "report/html_text.h"
 #include "report/run_charts.h"
+#include "report/run_story.h"
 #include "report/svg_chart.h"
 #include "report/trace_section.h"
 
 namespace tessera {
 namespace {
 
-// Series have the colours of Okabe and Ito, which the colour-blind can tell
-// apart, too, a little lighter on a dark background.
-constexpr char kStyle[] = R"(
-:root{color-scheme:light dark;--bg:#f6f7f9;--card:#fff;--ink:#1d2430;--soft:#5b6472;
---grid:#e3e6eb;--axis:#9aa3b0;--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#7fb8dc;
---c4:#cc79a7;--c5:#e69f00;--c6:#8a8f98;--c7:#6a51a3;--c8:#b8a900}
-@media (prefers-color-scheme:dark){:root{--bg:#14171c;--card:#1d2128;--ink:#e6e9ee;
---soft:#a0a8b5;--grid:#2e343e;--axis:#6b7482;--c0:#4aa8e0;--c1:#ff8a3d;--c2:#2fc79a;
---c3:#2f6f99;--c4:#e39cc4;--c5:#f5bd3d;--c6:#a4aab4;--c7:#a48fd8;--c8:#e0d34a}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.45 system-ui,sans-serif}
-main{max-width:1320px;margin:0 auto;padding:24px}
-h1{font-size:24px;margin:0 0 4px}h2{font-size:19px;margin:32px 0 12px}
-h3{font-size:15px;margin:20px 0 8px}
-.soft,.unit{color:var(--soft);font-weight:400}
-.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(170px,1fr));gap:12px;margin:18px 0}
-.tile,.chart,.card{background:var(--card);border:1px solid var(--grid);border-radius:8px;padding:12px 14px;margin:0}
-.tile b{display:block;font-size:21px;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
-.tile span{color:var(--soft);font-size:13px}
-.grid2{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,520px),1fr));gap:16px}
-.chart figcaption{font-weight:600;margin-bottom:6px;overflow-wrap:anywhere}
-.chart svg{display:block;width:100%;height:auto;font-size:13px}
-.wide svg{font-size:11px}
-svg text{fill:var(--soft)}svg .grid{stroke:var(--grid)}svg .axis{stroke:var(--axis)}
-svg polyline{fill:none;stroke-width:1.4;stroke-linejoin:round;vector-effect:non-scaling-stroke}
-.legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 16px;margin:8px 0 0;padding:0;font-size:13px}
-.legend span{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;vertical-align:-1px}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:14px}
-td,th{padding:4px 12px;text-align:right;border-bottom:1px solid var(--grid)}
-th{color:var(--soft);font-weight:600}td.name,th.name{text-align:left;overflow-wrap:anywhere}
-.scroll{overflow-x:auto}pre{overflow:auto;margin:8px 0 0;font:13px/1.45 ui-monospace,monospace}
-.note{color:var(--soft);border-left:3px solid var(--c5);padding-left:10px}
-summary{cursor:pointer;font-weight:600}
-)";
-
-std::string Colors() {
-  std::string css;
-  for (int i = 0; i < 9; ++i) {
-    absl::StrAppend(&css, ".s", i, "{stroke:var(--c", i, ")}.f", i,
-                    "{fill:var(--c", i, ")}.b", i, "{background:var(--c", i,
-                    ")}");
-  }
-  return css;
-}
+constexpr size_t kMostTiles = 8;
 
 // Formats JSON for people: a member on a line.
 void AppendPretty(const JsonValue& value, int indent, std::string* out) {
@@ -93,10 +56,10 @@ void AppendPretty(const JsonValue& value, int indent, std::string* out) {
 
 class Page {
  public:
-  explicit Page(const RunFiles& run) : run_(run) {}
+  explicit Page(const RunFiles& run) : run_(run), story_(StoryOf(run)) {}
 
   std::string Text() {
-    Head();
+    html_ = PageHead(EscapeHtml(run_.folder)) + HeadlineHtml(run_, story_);
     Tiles();
     for (const std::string& note : run_.notes) {
       Add("<p class=\"note\">", EscapeHtml(note), "</p>\n");
@@ -118,49 +81,14 @@ class Page {
   const JsonValue* Of(absl::string_view key) const {
     return run_.run.has_value() ? run_.run->Find(key) : nullptr;
   }
-  static std::string TextOf(const JsonValue& value) {
-    return value.kind == JsonKind::kString ? value.text : ToJsonText(value);
-  }
-
-  void Head() {
-    const std::string name = EscapeHtml(run_.folder);
-    Add("<!DOCTYPE html>\n<html lang=\"en\" "
-        "xmlns=\"http://www.w3.org/1999/xhtml\"><head><meta "
-        "charset=\"utf-8\"/><meta name=\"viewport\" "
-        "content=\"width=device-width,initial-scale=1\"/><title>",
-        name, "</title>\n<style>", kStyle, Colors(),
-        "</style></head><body><main>\n<h1>", name, "</h1>\n<p class=\"soft\">");
-    std::vector<std::string> words;
-    for (const char* const key : {"version", "world_size", "stage", "backend",
-                                  "device", "parameters"}) {
-      const JsonValue* const value = Of(key);
-      if (value == nullptr) continue;
-      std::string what = key;
-      std::replace(what.begin(), what.end(), '_', ' ');
-      const std::string text =
-          value->kind == JsonKind::kNumber && value->number >= 10000
-              ? ShortNumber(value->number, "")
-              : TextOf(*value);
-      words.push_back(absl::StrCat(what, " ", text));
-    }
-    const JsonValue* const start = Of("start_time");
-    if (start != nullptr && start->kind == JsonKind::kNumber) {
-      words.push_back(absl::FormatTime(
-          "started %Y-%m-%d %H:%M:%S UTC",
-          absl::FromUnixSeconds(static_cast<int64_t>(start->number)),
-          absl::UTCTimeZone()));
-    }
-    for (size_t i = 0; i < words.size(); ++i) {
-      Add(i == 0 ? "" : " · ", EscapeHtml(words[i]));
-    }
-    Add("</p>\n");
-  }
-
   void Tile(absl::string_view what, double value, absl::string_view unit) {
     if (std::isnan(value)) return;
-    Add("<div class=\"tile\"><b>", EscapeHtml(ShortNumber(value, unit)),
-        unit.empty() || unit == "bytes" ? "" : absl::StrCat(" ", unit),
-        "</b><span>", EscapeHtml(what), "</span></div>\n");
+    Tile(what, Quantity(value, unit));
+  }
+  void Tile(absl::string_view what, const std::string& value) {
+    tiles_.push_back(absl::StrCat("<div class=\"tile\"><b>", EscapeHtml(value),
+                                  "</b><span>", EscapeHtml(what),
+                                  "</span></div>\n"));
   }
   using Figure = double (*)(const std::vector<double>&);
   void SeriesTile(absl::string_view what, const std::vector<std::string>& names,
@@ -179,22 +107,43 @@ class Page {
     Tile(what, MedianOf(shares), "%");
   }
 
+  // As many tiles as fill rows: of all, or of a half; in rows of two, the last
+  // one is as wide as it takes.
   void Tiles() {
-    Add("<div class=\"tiles\">\n");
-    if (!run_.steps.empty()) Tile("last step", run_.steps.back(), "");
-    SeriesTile("last loss", {"loss"}, LastOf, "");
+    if (!run_.steps.empty()) {
+      Tile("last step", CountText(static_cast<int64_t>(run_.steps.back())));
+    }
+    if (run_.diverged.count("loss") > 0) {
+      Tile("last loss", "not finite");
+    } else {
+      SeriesTile("last loss", {"loss"}, LastOf, "");
+    }
     SeriesTile("median step", {"step_ms"}, MedianOf, "ms");
-    SeriesTile("median tokens a second", {"tokens_per_second", "tokens_per_s"},
+    SeriesTile(HasSeries("tokens_per_second") || HasSeries("tokens_per_s")
+                   ? "median tokens a second"
+                   : "median samples a second",
+               {"tokens_per_second", "tokens_per_s", "samples_per_second",
+                "samples_per_s"},
                MedianOf, "");
-    SeriesTile("median samples a second",
-               {"samples_per_second", "samples_per_s"}, MedianOf, "");
     SeriesTile("highest peak of memory",
                {"memory_peak_bytes", "memory.peak_bytes", "memory.peak"},
                LargestOf, "bytes");
     ShareTile("of a step exposed communication (median)", "exposed_comm_ms");
     ShareTile("of a step waiting for data (median)", "data_wait_ms");
-    SeriesTile("skipped steps", {"skipped_steps"}, LastOf, "");
+    const auto* const skipped = FindSeries(run_, {"skipped_steps"});
+    if (skipped != nullptr && LastOf(*skipped) > 0) {
+      Tile("skipped steps", CountText(static_cast<int64_t>(LastOf(*skipped))));
+    }
+    if (tiles_.empty()) return;
+    const size_t all = std::min(tiles_.size(), kMostTiles);
+    Add("<div class=\"tiles\" style=\"--all:", all,
+        ";--half:", std::max<size_t>(2, (all + 1) / 2), ";--rest:", 1 + all % 2,
+        "\">\n");
+    for (size_t i = 0; i < all; ++i) Add(tiles_[i]);
     Add("</div>\n");
+  }
+  bool HasSeries(const std::string& name) const {
+    return FindSeries(run_, {name}) != nullptr;
   }
 
   void Charts(const ChartGroup& group) {
@@ -232,38 +181,61 @@ class Page {
     Add("</table></div></section>\n");
   }
 
-  void Row(absl::string_view what, const std::string& value) {
-    Add("<tr><td class=\"name\">", EscapeHtml(what), "</td><td>",
-        EscapeHtml(value), "</td></tr>\n");
+  // Returns a figure of the last process's steps, which the plan is for. Its
+  // first two steps take longer, and hold more.
+  double Measured(const std::vector<std::string>& names, Figure figure) const {
+    const auto* const series = FindSeries(run_, names);
+    if (series == nullptr) return std::numeric_limits<double>::quiet_NaN();
+    const size_t begin = std::min(story_.last_process, series->size());
+    const size_t first = begin + 2 < series->size() ? begin + 2 : begin;
+    return figure(
+        {series->begin() + static_cast<std::ptrdiff_t>(first), series->end()});
+  }
+  double Planned(absl::string_view key) const {
+    const JsonValue* const planned = Of("planned");
+    const JsonValue* const value =
+        planned != nullptr && planned->kind == JsonKind::kObject
+            ? planned->Find(key)
+            : nullptr;
+    return value != nullptr && value->kind == JsonKind::kNumber
+               ? value->number
+               : std::numeric_limits<double>::quiet_NaN();
+  }
+  void PlanRow(absl::string_view what, double planned, double measured,
+               absl::string_view unit) {
+    if (std::isnan(planned) && std::isnan(measured)) return;
+    const auto cell = [&](double value) {
+      return std::isnan(value) ? "\xE2\x80\x93"
+                               : EscapeHtml(Quantity(value, unit));
+    };
+    const double ratio = measured / planned;
+    Add("<tr><td class=\"name\">", what, "</td><td>", cell(planned),
+        "</td><td>", cell(measured), "</td><td>",
+        std::isfinite(ratio) ? ShortNumber(ratio, "") : "\xE2\x80\x93",
+        "</td></tr>\n");
   }
 
   void Plan() {
     const JsonValue* const plan = Of("plan");
     if (plan == nullptr || plan->kind == JsonKind::kNull) return;
     Add("<section id=\"plan\"><h2>Planned and measured</h2><div class=\"card\">"
-        "<h3>measured</h3><table>\n");
-    const auto measured = [&](absl::string_view what,
-                              const std::vector<std::string>& names,
-                              Figure figure, absl::string_view unit) {
-      const auto* const series = FindSeries(run_, names);
-      if (series == nullptr || std::isnan(figure(*series))) return;
-      const bool bytes = unit == "bytes";
-      Row(what, absl::StrCat(ShortNumber(figure(*series), unit),
-                             bytes ? "" : absl::StrCat(" ", unit)));
-    };
-    measured("median step", {"step_ms"}, MedianOf, "ms");
-    measured("highest peak of memory, of any rank",
-             {"memory_peak_bytes", "memory.peak_bytes", "memory.peak"},
-             LargestOf, "bytes");
-    Add("</table>\n<h3>planned</h3>\n");
-    if (plan->kind == JsonKind::kString) {
-      Add("<pre>", EscapeHtml(plan->text), "</pre>");
-    } else {
-      std::string text;
+        "<div class=\"scroll\"><table><tr><th class=\"name\">of the last "
+        "process</th><th>planned</th><th>measured</th><th>measured / "
+        "planned</th></tr>\n");
+    PlanRow("peak of memory, of any rank", Planned("peak_bytes"),
+            Measured({"memory_peak_bytes", "memory.peak_bytes", "memory.peak"},
+                     LargestOf),
+            "bytes");
+    PlanRow("a step (median)", Planned("step_ms"),
+            Measured({"step_ms"}, MedianOf), "ms");
+    Add("</table></div>\n<details><summary>the plan for all stages</summary>"
+        "<pre>");
+    std::string text = plan->text;
+    if (plan->kind != JsonKind::kString) {
+      text.clear();
       AppendPretty(*plan, 0, &text);
-      Add("<pre>", EscapeHtml(text), "</pre>");
     }
-    Add("</div></section>\n");
+    Add(EscapeHtml(text), "</pre></details></div></section>\n");
   }
 
   void Configuration() {
@@ -277,6 +249,8 @@ class Page {
   }
 
   const RunFiles& run_;
+  const RunStory story_;
+  std::vector<std::string> tiles_;
   std::string html_;
 };
 

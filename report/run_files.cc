@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <system_error>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/file.h"
+#include "base/page/page_style.h"
 #include "base/status.h"
 #include "report/trace_file.h"
 
@@ -22,6 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMaxBytes = int64_t{1} << 30;
+constexpr size_t kMostMemoryPages = 64;
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 using Row = std::map<std::string, double>;
@@ -74,6 +77,42 @@ void ReadTraces(const std::vector<std::string>& paths, RunFiles* run) {
     run->traces = *std::move(summary);
   } else {
     run->notes.push_back(std::string(summary.status().message()));
+  }
+}
+
+// Returns the rank in "<title>Memory of step 3, rank 0</title>"; "" if the file
+// does not begin like that.
+std::string RankOfMemoryPage(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string head(512, '\0');
+  file.read(head.data(), static_cast<std::streamsize>(head.size()));
+  head.resize(static_cast<size_t>(file.gcount()));
+  absl::string_view text = head;
+  const size_t title = text.find(absl::StrCat("<title>", kMemoryPageTitle));
+  const size_t end = text.find("</title>");
+  if (title == text.npos || end == text.npos || end < title) return "";
+  text = text.substr(title, end - title);
+  const size_t rank = text.rfind("rank ");
+  return rank == text.npos ? "" : std::string(text.substr(rank));
+}
+
+void FindMemoryPages(const std::string& folder, RunFiles* run) {
+  std::error_code error;
+  std::map<int, std::pair<std::string, std::string>> pages;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end;
+       at.increment(error)) {
+    const fs::path& path = at->path();
+    std::error_code no;
+    if (path.extension() != ".html" || !fs::is_regular_file(path, no)) continue;
+    const std::string rank = RankOfMemoryPage(path);
+    int number = 0;
+    if (!absl::SimpleAtoi(absl::StripPrefix(rank, "rank "), &number)) continue;
+    pages[number] = {path.filename().string(), rank};
+  }
+  for (auto& [number, page] : pages) {
+    if (run->memory_pages.size() < kMostMemoryPages) {
+      run->memory_pages.push_back(std::move(page));
+    }
   }
 }
 
@@ -150,6 +189,11 @@ void ReadMetrics(absl::string_view text, absl::string_view name,
       continue;
     }
     const double number = step->second;
+    const auto of = [&](const char* key) {
+      const auto it = row.find(key);
+      return it == row.end() ? kNone : it->second;
+    };
+    run->lines.push_back({number, of("time"), of("skipped") > 0});
     rows.Add(number, std::move(row));
   }
   if (broken > 0) {
@@ -167,6 +211,11 @@ void ReadMetrics(absl::string_view text, absl::string_view name,
       std::vector<double>& values = run->series[key];
       values.resize(run->steps.size(), kNone);
       values.push_back(value);
+      if (std::isfinite(value)) {
+        run->diverged.erase(key);
+      } else {
+        run->diverged.try_emplace(key, place.first);
+      }
     }
     run->steps.push_back(place.first);
   }
@@ -210,6 +259,11 @@ absl::StatusOr<RunFiles> ReadRunFolder(const std::string& folder) {
     }
   }
   ReadTraces(traces, &run);
+  FindMemoryPages(folder, &run);
+  if (const auto loss = run.diverged.find("loss"); loss != run.diverged.end()) {
+    run.notes.push_back(
+        absl::StrCat("the loss is not finite from step ", loss->second, " on"));
+  }
   if (run.steps.empty()) {
     run.notes.push_back(
         has_metrics ? "metrics.jsonl holds no step: none has been reported yet"

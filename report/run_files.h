@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -25,7 +26,19 @@ struct RunFiles {
   // By name, values as long as `steps`; NaN: absent. Members of objects have
   // names such as "memory.parameters".
   std::map<std::string, std::vector<double>> series;
-  std::optional<JsonValue> run;        // run.json
+  // The series that are there up to the end but are not finite, with the step
+  // from which on none of their values is.
+  std::map<std::string, double> diverged;
+  // The lines of metrics.jsonl, in the order of the file.
+  struct Line {
+    double step = 0;
+    double time = 0;  // Unix seconds; NaN: absent
+    bool skipped = false;
+  };
+  std::vector<Line> lines;
+  std::optional<JsonValue> run;  // run.json
+  // Pages of memory_timeline in the folder: names of files, and "rank 0".
+  std::vector<std::pair<std::string, std::string>> memory_pages;
   std::optional<TraceSummary> traces;  // of all trace files
   std::vector<std::string> notes;
 };

@@ -9,11 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "base/command/command_line.h"
 #include "base/status_matchers.h"
+#include "base/step_memory/memory_timeline.h"
 #include "base/trace/trace_json.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "report/command.h"
-#include "report/run_charts.h"
+#include "report/report_page.h"
 
 namespace tessera {
 namespace {
@@ -21,6 +22,8 @@ namespace {
 using ::absl::StatusCode;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
 
 std::string Folder(const std::string& name) {
   const std::string dir = absl::StrCat(testing::TempDir(), "/", name);
@@ -101,6 +104,26 @@ TEST(ReadRunFolderTest, NothingToShowIsAnError) {
   EXPECT_FALSE(std::filesystem::exists(dir + "/report.html"));
 }
 
+TEST(ReadRunFolderTest, ALossThatIsNotFiniteIsNoted) {
+  const std::string dir = Folder("diverged");
+  const auto write = [&](const std::string& lines) {
+    std::ofstream(dir + "/metrics.jsonl")
+        << "{\"step\": 1, \"loss\": 2, \"eval/loss\": 3}\n"
+        << lines;
+  };
+  write(
+      "{\"step\": 2, \"loss\": \"NaN\"}\n{\"step\": 3, \"loss\": "
+      "\"Infinity\"}\n{\"step\": 4}\n");
+  TESSERA_ASSERT_OK_AND_ASSIGN(RunFiles run, ReadRunFolder(dir));
+  EXPECT_THAT(run.notes, ElementsAre("the loss is not finite from step 2 on"));
+  EXPECT_THAT(ReportPage(run),
+              HasSubstr("<b>not finite</b><span>last loss</span>"));
+  write("{\"step\": 2, \"loss\": \"NaN\"}\n{\"step\": 3, \"loss\": 1}\n");
+  TESSERA_ASSERT_OK_AND_ASSIGN(run, ReadRunFolder(dir));
+  EXPECT_THAT(run.notes, IsEmpty());
+  EXPECT_THAT(ReportPage(run), HasSubstr("<b>1</b><span>last loss</span>"));
+}
+
 // A broken file does not hide the rest.
 TEST(ReadRunFolderTest, BrokenFilesAreNoted) {
   const std::string dir = Folder("broken");
@@ -115,32 +138,21 @@ TEST(ReadRunFolderTest, BrokenFilesAreNoted) {
                                      HasSubstr("trace.rank0.json")));
 }
 
-TEST(ChartsTest, EverySeriesIsInOne) {
-  RunFiles run;
-  ReadMetrics(
-      "{\"step\": 1, \"loss\": 2, \"lr\": 1, \"lr/slow\": 2, \"step_ms\": 10, "
-      "\"exposed_comm_ms\": 1, \"memory_parameters_bytes\": 5, "
-      "\"memory_peak_bytes\": 6, \"step_ms_slowest\": 11, "
-      "\"step_ms_fastest\": 9, \"of the program\": 3, \"eval/loss\": 4}",
-      "m", &run);
-  std::string lines;
-  for (const ChartGroup& group : ChartsOf(run)) {
-    for (const Chart& chart : group.charts) {
-      for (const ChartLine& line : chart.lines) {
-        absl::StrAppend(&lines, chart.title, "=", line.name, "\n");
-      }
-    }
+// Files that a memory_timeline wrote are told by how they begin.
+TEST(ReadRunFolderTest, MemoryPagesAreFound) {
+  const std::string dir = Folder("pages");
+  std::ofstream(dir + "/run.json") << "{}";
+  MemoryTimeline timeline;
+  timeline.step = 3;
+  for (const int rank : {10, 2}) {
+    TESSERA_ASSERT_OK(WriteTimeline(timeline, dir + "/m", rank));
   }
-  for (const char* const expected :
-       {"loss=loss\n", "loss=eval/loss\n", "learning rate=lr\n",
-        "learning rate=slow\n", "time of a step=step\n",
-        "step on the slowest and fastest rank=slowest\n",
-        "share of a step that was waited=for communication (exposed)\n",
-        "waited in a step=for communication (exposed)\n",
-        "held at the peak of a step, by kind=parameters\n",
-        "peak of a step=peak\n", "of the program=of the program\n"}) {
-    EXPECT_THAT(lines, HasSubstr(expected));
-  }
+  std::ofstream(dir + "/report.html") << "<title>a run</title>";
+  std::ofstream(dir + "/memory.txt") << "<title>Memory of x, rank 1</title>";
+  std::filesystem::create_directory(dir + "/folder.html");
+  TESSERA_ASSERT_OK_AND_ASSIGN(const RunFiles run, ReadRunFolder(dir));
+  EXPECT_THAT(run.memory_pages, ElementsAre(Pair("m2.html", "rank 2"),
+                                            Pair("m10.html", "rank 10")));
 }
 
 }  // namespace

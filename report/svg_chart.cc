@@ -1,348 +1,279 @@
 #include "report/svg_chart.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdint>
-#include <limits>
+#include <cstddef>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
-#include "config/reader/utf8.h"
+#include "base/page/page_numbers.h"
+#include "report/chart_layout.h"
+#include "report/html_text.h"
 
 namespace tessera {
 namespace {
 
-// Sizes of the whole drawing and of the area within, in units of the view box.
-constexpr double kWidth = 640, kHeight = 270;
-constexpr double kLeft = 70, kRight = 16, kTop = 12, kBottom = 40;
-constexpr double kAreaWidth = kWidth - kLeft - kRight;
-constexpr double kAreaHeight = kHeight - kTop - kBottom;
-constexpr int kColors = 9;  // the style sheet's --c0 to --c8
-constexpr int kColumns = 560;
+constexpr size_t kMostDots = 240;
+constexpr double kMarkRoom = 0.38;  // of its text, on a telephone
+constexpr int kHoverDigits = 5;
 
-struct Range {
-  double low = std::numeric_limits<double>::infinity();
-  double high = -std::numeric_limits<double>::infinity();
-  void Add(double value) {
-    if (!std::isfinite(value)) return;
-    low = std::min(low, value);
-    high = std::max(high, value);
-  }
-  bool empty() const { return low > high; }
-};
+std::string ColorClass(const char* what, const PlacedLine& line) {
+  return line.over ? "over" : absl::StrCat(what, line.color);
+}
 
 class Drawing {
  public:
-  explicit Drawing(const Chart& chart) : chart_(chart), lines_(chart.lines) {
-    if (chart.stacked) Stack();
-    for (const double x : chart.x) x_.Add(x);
-    for (const ChartLine& line : lines_) {
-      for (const double y : line.y) y_.Add(y);
-    }
-    if (empty()) return;
-    log_ = chart.log_scale && y_.low > 0 && y_.high / y_.low > 20;
-    if (log_) {
-      y_ = {std::log10(y_.low), std::log10(y_.high)};
-    } else if (chart.from_zero || chart.stacked) {
-      y_.low = std::min(0.0, y_.low);
-    }
-    Widen();
-  }
-  bool empty() const { return x_.empty() || y_.empty(); }
+  Drawing(const Chart& chart, const ChartLayout& layout)
+      : chart_(chart), layout_(layout), lines_(layout.lines()) {}
 
   std::string Text() {
-    absl::StrAppendFormat(
-        &svg_,
-        "<figure class=\"chart\"><figcaption>%s%s</figcaption>\n"
-        "<svg viewBox=\"0 0 %g %g\" role=\"img\" aria-label=\"%s\">\n",
-        EscapeHtml(chart_.title),
-        chart_.unit.empty() || chart_.unit == "bytes"
-            ? ""
-            : absl::StrCat(" <span class=\"unit\">", EscapeHtml(chart_.unit),
-                           "</span>"),
-        kWidth, kHeight, EscapeHtml(chart_.title));
+    absl::StrAppend(
+        &svg_, "<figure class=\"chart",
+        chart_.wide  ? " wide"
+        : chart_.row ? " row"
+                     : "",
+        "\"><figcaption>", EscapeHtml(chart_.title), "</figcaption>\n",
+        "<div class=\"plot\"><svg viewBox=\"0 0 ", kPlotWidth, " ", kPlotHeight,
+        "\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"",
+        EscapeHtml(chart_.title), "\">\n");
     Axes();
-    // The lowest of a stack is drawn last, over those above it.
-    for (size_t i = lines_.size(); i-- > 0;) Draw(i, chart_.stacked);
-    absl::StrAppend(&svg_, "</svg>\n");
-    if (lines_.size() > 1) Legend();
+    // The lowest of a stack is drawn last, over those above it; then what lies
+    // over the stack.
+    for (size_t i = lines_.size(); i-- > 0;) {
+      if (!lines_[i].over) Draw(lines_[i]);
+    }
+    for (const PlacedLine& line : lines_) {
+      if (line.over) Draw(line);
+    }
+    for (const PlacedLine& line : lines_) Ends(line);
+    Marks();
+    Bands();
+    absl::StrAppend(&svg_, "</svg>\n", words_, "</div>\n");
+    Legend();
     absl::StrAppend(&svg_, "</figure>\n");
     return std::move(svg_);
   }
 
  private:
-  void Stack() {
-    for (size_t i = 0; i < lines_.size(); ++i) {
-      for (size_t k = 0; k < lines_[i].y.size(); ++k) {
-        double& y = lines_[i].y[k];
-        if (!std::isfinite(y)) y = 0;
-        if (i > 0) y += lines_[i - 1].y[k];
-      }
-    }
+  void Word(const char* place, const char* side, double percent,
+            absl::string_view text) {
+    absl::StrAppendFormat(&words_,
+                          "<span class=\"%s\" style=\"%s:%.2f%%\">%s</span>\n",
+                          place, side, percent, EscapeHtml(text));
   }
 
-  // A flat line has some room around it.
-  void Widen() {
-    if (x_.high == x_.low) {
-      x_.low -= 0.5;
-      x_.high += 0.5;
-    }
-    const double room = y_.high == y_.low
-                            ? std::max(std::abs(y_.high) * 0.05, 1e-12)
-                            : (y_.high - y_.low) * 0.05;
-    y_.high += room;
-    if (y_.low != 0 || log_) y_.low -= room;
-  }
-
-  double X(double x) const {
-    return kLeft + (x - x_.low) / (x_.high - x_.low) * kAreaWidth;
-  }
-  double Y(double y) const {
-    if (log_) y = std::log10(y);
-    return kTop + (y_.high - y) / (y_.high - y_.low) * kAreaHeight;
-  }
-
-  // Returns ticks in whole KiB, MiB, ...
-  std::vector<double> BytesTicks() const {
-    double unit = 1;
-    while (y_.high / unit >= 1024) unit *= 1024;
-    std::vector<double> ticks = NiceTicks(y_.low / unit, y_.high / unit, 5);
-    for (double& tick : ticks) tick *= unit;
-    return ticks;
-  }
-
-  std::vector<double> TicksOfY() const {
-    if (!log_ && chart_.unit == "bytes") return BytesTicks();
-    if (!log_) return NiceTicks(y_.low, y_.high, 6);
-    std::vector<double> ticks;
-    const auto first = static_cast<int>(std::floor(y_.low));
-    const auto last = static_cast<int>(std::ceil(y_.high));
-    const bool few = last - first <= 3;
-    for (int power = first; power <= last; ++power) {
-      for (const double digit : {1.0, 2.0, 5.0}) {
-        if (!few && digit != 1) continue;
-        const double tick = digit * std::pow(10.0, power);
-        const double at = std::log10(tick);
-        if (at >= y_.low && at <= y_.high) ticks.push_back(tick);
-      }
-    }
-    return ticks;
+  // A unit says what an axis shows; without one, the title does.
+  std::string LabelOfY() const {
+    const std::string what = !chart_.unit.empty()        ? chart_.unit
+                             : chart_.title.size() <= 24 ? chart_.title
+                                                         : "value";
+    return layout_.is_log() ? absl::StrCat(what, ", log scale") : what;
   }
 
   void Axes() {
-    for (const double tick : TicksOfY()) {
-      const double y = Y(tick);
-      absl::StrAppendFormat(
-          &svg_,
-          "<line class=\"grid\" x1=\"%g\" x2=\"%g\" y1=\"%.1f\" y2=\"%.1f\"/>"
-          "<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n",
-          kLeft, kLeft + kAreaWidth, y, y, kLeft - 8, y + 4,
-          EscapeHtml(ShortNumber(tick, chart_.unit)));
+    const std::vector<double> ticks = layout_.TicksOfY();
+    const std::vector<std::string> texts = TickTexts(ticks, chart_.unit);
+    for (size_t i = 0; i < ticks.size(); ++i) {
+      const double y = layout_.Y(ticks[i]);
+      absl::StrAppendFormat(&svg_, "<path class=\"grid\" d=\"M0 %.1fH%g\"/>\n",
+                            y, kPlotWidth);
+      Word("y", "top", 100 * y / kPlotHeight, texts[i]);
     }
-    const double bottom = kTop + kAreaHeight;
-    absl::StrAppendFormat(&svg_,
-                          "<line class=\"axis\" x1=\"%g\" x2=\"%g\" y1=\"%g\" "
-                          "y2=\"%g\"/>\n",
-                          kLeft, kLeft + kAreaWidth, bottom, bottom);
-    for (const double tick : NiceTicks(x_.low, x_.high, 6)) {
-      if (tick != std::floor(tick)) continue;  // steps
-      absl::StrAppendFormat(
-          &svg_,
-          "<line class=\"axis\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%g\" y2=\"%g\"/>"
-          "<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%s</text>\n",
-          X(tick), X(tick), bottom, bottom + 4, X(tick), bottom + 18,
-          ShortNumber(tick, ""));
+    absl::StrAppendFormat(&svg_, "<path class=\"axis\" d=\"M0 %gH%g\"/>\n",
+                          kPlotHeight, kPlotWidth);
+    for (const double tick : layout_.TicksOfX()) {
+      absl::StrAppendFormat(&svg_, "<path class=\"axis\" d=\"M%.1f %gv-4\"/>\n",
+                            layout_.X(tick), kPlotHeight);
+      Word("x", "left", 100 * layout_.X(tick) / kPlotWidth, Step(tick));
     }
-    absl::StrAppendFormat(&svg_,
-                          "<text class=\"label\" x=\"%g\" y=\"%g\" "
-                          "text-anchor=\"end\">step</text>\n",
-                          kLeft + kAreaWidth, bottom + 34);
+    absl::StrAppend(&words_, "<span class=\"yl\">", EscapeHtml(LabelOfY()),
+                    "</span><span class=\"xl\">step</span>\n");
   }
 
-  // Returns the points that are drawn: in each column the lowest and the
-  // highest. Runs end at gaps.
-  std::vector<std::vector<std::pair<double, double>>> RunsOf(
-      const ChartLine& line) const {
-    std::vector<std::vector<std::pair<double, double>>> runs(1);
-    const bool folds = line.y.size() > size_t{2} * kColumns;
-    int column = -1, in_column = 0;
-    for (size_t i = 0; i < line.y.size(); ++i) {
-      const double y = line.y[i];
-      if (!std::isfinite(y) || (log_ && y <= 0)) {
-        if (!runs.back().empty()) runs.emplace_back();
-        column = -1;
-        continue;
-      }
-      auto& run = runs.back();
-      const auto here = static_cast<int>((chart_.x[i] - x_.low) /
-                                         (x_.high - x_.low) * kColumns);
-      in_column = here == column ? in_column + 1 : 1;
-      column = here;
-      if (!folds || in_column <= 2) {
-        run.emplace_back(chart_.x[i], y);
-        continue;
-      }
-      auto& low = run[run.size() - 2].second;
-      auto& high = run.back().second;
-      if (low > high) std::swap(low, high);
-      low = std::min(low, y);
-      high = std::max(high, y);
-    }
-    if (runs.back().empty()) runs.pop_back();
-    return runs;
+  static std::string Step(double step) {
+    return std::abs(step) < 1e15 ? CountText(static_cast<int64_t>(step))
+                                 : ShortNumber(step, "");
   }
 
-  std::string TitleOf(size_t i) const {
-    const ChartLine& line = chart_.lines[i];
-    for (size_t k = line.y.size(); k-- > 0;) {
-      if (!std::isfinite(line.y[k])) continue;
-      return absl::StrCat("<title>", EscapeHtml(line.name), ": ",
-                          EscapeHtml(ShortNumber(line.y[k], chart_.unit)),
-                          " at step ", ShortNumber(chart_.x[k], ""),
-                          "</title>");
+  // Joins points that were taken now and then, as those of evaluations are.
+  static bool JoinSparse(std::vector<ChartLayout::Points>* runs) {
+    size_t points = 0;
+    for (const ChartLayout::Points& run : *runs) points += run.size();
+    if (runs->size() < 2 || points > 2 * runs->size() - 1) return false;
+    ChartLayout::Points all;
+    for (const ChartLayout::Points& run : *runs) {
+      all.insert(all.end(), run.begin(), run.end());
     }
-    return "";
+    *runs = {std::move(all)};
+    return true;
   }
 
   void Point(double x, double y) {
-    absl::StrAppendFormat(&svg_, "%.1f,%.1f ", X(x), Y(y));
+    absl::StrAppendFormat(&svg_, "%.1f,%.1f ", layout_.X(x), layout_.Y(y));
+  }
+  // A dot is a line without length, which has round ends at any scale.
+  std::string Dot(double x, double y) const {
+    return absl::StrFormat("M%.1f %.1fh.01", layout_.X(x), layout_.Y(y));
   }
 
   // Draws a line, or the area between it and 0.
-  void Draw(size_t i, bool area) {
-    const int color = static_cast<int>(i) % kColors;
-    absl::StrAppendFormat(&svg_, "<g class=\"%s\" data-series=\"%s\">%s",
-                          area ? "area" : "line", EscapeHtml(lines_[i].name),
-                          TitleOf(i));
-    for (const auto& run : RunsOf(lines_[i])) {
-      if (run.size() == 1 && !area) {
-        absl::StrAppendFormat(&svg_,
-                              "<circle class=\"f%d\" r=\"2.5\" cx=\"%.1f\" "
-                              "cy=\"%.1f\"/>",
-                              color, X(run[0].first), Y(run[0].second));
-        continue;
+  void Draw(const PlacedLine& line) {
+    absl::StrAppend(&svg_, "<g class=\"", line.area ? "area" : "line",
+                    line.faint ? "\" opacity=\".4" : "", "\" data-series=\"",
+                    EscapeHtml(line.name), "\">");
+    std::vector<ChartLayout::Points> runs = layout_.RunsOf(line);
+    const bool joined = !line.area && JoinSparse(&runs);
+    std::string dots;
+    size_t count = 0;
+    for (const ChartLayout::Points& run : runs) {
+      if (!line.area && (joined || run.size() == 1)) {
+        for (const auto& [x, y] : run) {
+          if (++count <= kMostDots) dots += Dot(x, y);
+        }
       }
+      if (run.size() == 1 && !line.area) continue;
       absl::StrAppend(&svg_,
-                      area ? "<polygon class=\"f" : "<polyline class=\"s",
-                      color, "\" points=\"");
-      if (area) Point(run.front().first, 0);
+                      line.area ? "<polygon class=\"" : "<polyline class=\"",
+                      ColorClass(line.area ? "f" : "s", line), "\" points=\"");
+      if (line.area) Point(run.front().first, 0);
       for (const auto& [x, y] : run) Point(x, y);
-      if (area) Point(run.back().first, 0);
+      if (line.area) Point(run.back().first, 0);
       absl::StrAppend(&svg_, "\"/>");
+    }
+    if (!dots.empty()) {
+      absl::StrAppend(&svg_, "<path class=\"p ", ColorClass("s", line),
+                      "\" d=\"", dots, "\"/>");
     }
     absl::StrAppend(&svg_, "</g>\n");
   }
 
+  // Marks a curve's last and best points.
+  void Ends(const PlacedLine& line) {
+    if (line.area || line.over || line.faint) return;
+    const auto dot = [&](size_t k, const std::string& look) {
+      absl::StrAppend(&svg_, "<path class=\"p ", look, "\" d=\"",
+                      Dot(chart_.x[k], line.y[k]), "\"/>");
+    };
+    const std::string color = absl::StrCat("s", line.color);
+    if (const auto last = layout_.LastOf(line)) dot(*last, color);
+    if (const auto best = layout_.BestOf(line)) {
+      dot(*best, absl::StrCat(color, " big best"));
+      dot(*best, "hole");
+    }
+    absl::StrAppend(&svg_, "\n");
+  }
+
+  void Marks() {
+    double free_from = -1;
+    for (const ChartMark& mark : chart_.marks) {
+      if (!layout_.HoldsX(mark.x)) continue;
+      const double x = layout_.X(mark.x);
+      absl::StrAppendFormat(&svg_,
+                            "<path class=\"cut\" d=\"M%.1f 0V%g\"><title>%s"
+                            "</title></path>\n",
+                            x, kPlotHeight, EscapeHtml(mark.title));
+      if (mark.text.empty() || x < free_from) continue;
+      free_from = x + kPlotWidth * kMarkRoom;
+      Word("mark", "left", 100 * x / kPlotWidth, mark.text);
+    }
+  }
+
+  std::string BandTitle(size_t begin, size_t end) const {
+    const double first = chart_.x[begin], last = chart_.x[end - 1];
+    std::string title =
+        absl::StrCat("step", first == last ? " " : "s ", Step(first));
+    if (first != last) absl::StrAppend(&title, " to ", Step(last));
+    for (const ChartMark& mark : chart_.marks) {
+      const bool here =
+          begin > 0 && mark.x >= chart_.x[begin - 1] && mark.x < last;
+      if (here) absl::StrAppend(&title, ", ", mark.title);
+    }
+    for (const PlacedLine& line : lines_) {
+      AddValues(line.first_name, *line.values, begin, end, &title);
+      for (const auto& [name, values] : line.also) {
+        AddValues(name, *values, begin, end, &title);
+      }
+    }
+    return EscapeHtml(title);
+  }
+
+  // Adds the value, or the lowest and the highest of several.
+  void AddValues(const std::string& name, const std::vector<double>& values,
+                 size_t begin, size_t end, std::string* title) const {
+    ChartRange range;
+    for (size_t i = begin; i < end; ++i) range.Add(values[i]);
+    if (range.empty()) return;
+    absl::StrAppend(title, "\n", name, ": ",
+                    Quantity(range.low, chart_.unit, kHoverDigits));
+    if (range.high == range.low) return;
+    absl::StrAppend(title, " to ",
+                    Quantity(range.high, chart_.unit, kHoverDigits));
+  }
+
+  void Bands() {
+    const std::vector<size_t> bands = layout_.Bands();
+    double left = 0;
+    for (size_t b = 0; b + 1 < bands.size(); ++b) {
+      const size_t begin = bands[b], end = bands[b + 1];
+      const double right =
+          end == chart_.x.size()
+              ? kPlotWidth
+              : (layout_.X(chart_.x[end - 1]) + layout_.X(chart_.x[end])) / 2;
+      absl::StrAppendFormat(&svg_,
+                            "<g class=\"h\"><title>%s</title><rect x=\"%.1f\" "
+                            "width=\"%.1f\" height=\"%g\"/>",
+                            BandTitle(begin, end), left, right - left,
+                            kPlotHeight);
+      if (end == begin + 1 && !chart_.stacked) BandDots(begin);
+      absl::StrAppend(&svg_, "</g>\n");
+      left = right;
+    }
+  }
+
+  void BandDots(size_t i) {
+    for (const PlacedLine& line : lines_) {
+      if (!layout_.Shows(line.y[i]) || line.faint) continue;
+      absl::StrAppend(&svg_, "<path class=\"p s", line.color, "\" d=\"",
+                      Dot(chart_.x[i], line.y[i]), "\"/>");
+    }
+  }
+
   void Legend() {
     absl::StrAppend(&svg_, "<ul class=\"legend\">");
-    for (size_t i = 0; i < lines_.size(); ++i) {
-      absl::StrAppendFormat(&svg_, "<li><span class=\"b%d\"></span>%s</li>",
-                            i % kColors, EscapeHtml(lines_[i].name));
+    for (const PlacedLine& line : lines_) {
+      absl::StrAppend(&svg_, "<li><span class=\"key ", ColorClass("b", line),
+                      line.faint ? "\" style=\"opacity:.4" : "", "\"></span>",
+                      EscapeHtml(line.name));
+      const auto last = layout_.LastOf(line);
+      const auto best = layout_.BestOf(line);
+      const auto value = [&](size_t k) {
+        return EscapeHtml(Quantity((*line.values)[k], chart_.unit));
+      };
+      if (last.has_value()) {
+        absl::StrAppend(&svg_, ": <b>", value(*last), "</b> last");
+      }
+      if (best.has_value() && !line.faint) {
+        absl::StrAppend(&svg_, ", <b>", value(*best), "</b> lowest (step ",
+                        Step(chart_.x[*best]), ")");
+      }
+      absl::StrAppend(&svg_, "</li>");
     }
     absl::StrAppend(&svg_, "</ul>\n");
   }
 
   const Chart& chart_;
-  std::vector<ChartLine> lines_;  // as drawn
-  Range x_, y_;
-  bool log_ = false;
-  std::string svg_;
+  const ChartLayout& layout_;
+  const std::vector<PlacedLine>& lines_;
+  std::string svg_, words_;
 };
-
-// Trims "12.30" to "12.3" and "4.00" to "4".
-std::string Trimmed(std::string digits) {
-  if (digits.find('.') == std::string::npos) return digits;
-  while (digits.back() == '0') digits.pop_back();
-  if (digits.back() == '.') digits.pop_back();
-  return digits;
-}
-
-std::string WithPrefix(double value, double base,
-                       const std::array<const char*, 6>& prefixes) {
-  size_t i = 0;
-  while (std::abs(value) >= base && i + 1 < prefixes.size()) {
-    value /= base;
-    ++i;
-  }
-  const double size = std::abs(value);
-  const int digits = size >= 100 ? 0 : size >= 10 ? 1 : 2;
-  return absl::StrCat(Trimmed(absl::StrFormat("%.*f", digits, value)),
-                      prefixes[i]);
-}
 
 }  // namespace
 
-std::string EscapeHtml(absl::string_view text) {
-  std::string out;
-  while (!text.empty()) {
-    const int length = Utf8Length(text);
-    const char c = text[0];
-    const bool is_control =
-        length == 1 && (c < ' ' || c == 0x7f) && c != '\n' && c != '\t';
-    const auto bytes = static_cast<size_t>(std::max(length, 1));
-    absl::StrAppend(&out, length == 0 || is_control ? "\xEF\xBF\xBD"
-                                                    : text.substr(0, bytes));
-    text.remove_prefix(bytes);
-  }
-  return absl::StrReplaceAll(out, {{"&", "&amp;"},
-                                   {"<", "&lt;"},
-                                   {">", "&gt;"},
-                                   {"\"", "&quot;"},
-                                   {"'", "&#39;"}});
-}
-
-std::string ShortNumber(double value, absl::string_view unit) {
-  if (std::isnan(value)) return "NaN";
-  if (std::isinf(value)) return value > 0 ? "infinite" : "-infinite";
-  if (value == 0) return unit == "bytes" ? "0 B" : "0";
-  if (unit == "bytes") {
-    return WithPrefix(value, 1024,
-                      {" B", " KiB", " MiB", " GiB", " TiB", " PiB"});
-  }
-  const double size = std::abs(value);
-  if (size >= 1e15 || size < 1e-3) {
-    std::string text = absl::StrFormat("%.2e", value);
-    const size_t e = text.find('e');
-    return absl::StrCat(Trimmed(text.substr(0, e)), text.substr(e));
-  }
-  if (size >= 10000) {
-    return WithPrefix(value, 1000, {"", "k", "M", "G", "T", "P"});
-  }
-  if (size >= 1)
-    return Trimmed(absl::StrFormat("%.*f",
-                                   size < 10    ? 3
-                                   : size < 100 ? 2
-                                                : 1,
-                                   value));
-  return Trimmed(absl::StrFormat("%.4f", value));
-}
-
-std::vector<double> NiceTicks(double low, double high, int count) {
-  std::vector<double> ticks;
-  if (!(high > low) || count < 1) return ticks;
-  const double raw = (high - low) / count;
-  const double power = std::pow(10.0, std::floor(std::log10(raw)));
-  double step = 10 * power;
-  for (const double factor : {1.0, 2.0, 5.0}) {
-    if (factor * power >= raw) {
-      step = factor * power;
-      break;
-    }
-  }
-  const auto first = static_cast<int64_t>(std::ceil(low / step - 1e-9));
-  const auto last = static_cast<int64_t>(std::floor(high / step + 1e-9));
-  for (int64_t i = first; i <= last; ++i) {
-    ticks.push_back(static_cast<double>(i) * step);
-  }
-  return ticks;
-}
-
 std::string ChartToSvg(const Chart& chart) {
-  Drawing drawing(chart);
-  return drawing.empty() ? "" : drawing.Text();
+  const ChartLayout layout(chart);
+  return layout.empty() ? "" : Drawing(chart, layout).Text();
 }
 
 }  // namespace tessera

@@ -11,46 +11,19 @@
 namespace tessera {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-TEST(SvgChartTest, NumbersAreShort) {
-  const std::pair<double, const char*> plain[] = {{0, "0"},
-                                                  {1, "1"},
-                                                  {12.34567, "12.35"},
-                                                  {0.5, "0.5"},
-                                                  {1234.56, "1234.6"},
-                                                  {23456, "23.5k"},
-                                                  {1.5e9, "1.5G"},
-                                                  {0.0003, "3e-04"},
-                                                  {-2.5, "-2.5"},
-                                                  {1e20, "1e+20"},
-                                                  {kNaN, "NaN"},
-                                                  {-kInf, "-infinite"}};
-  for (const auto& [value, text] : plain)
-    EXPECT_EQ(ShortNumber(value, ""), text);
-  EXPECT_EQ(ShortNumber(0, "bytes"), "0 B");
-  EXPECT_EQ(ShortNumber(1536, "bytes"), "1.5 KiB");
-  EXPECT_EQ(ShortNumber(3.25 * 1024 * 1024 * 1024, "bytes"), "3.25 GiB");
-}
-
-TEST(SvgChartTest, TicksAreRound) {
-  EXPECT_THAT(NiceTicks(0, 10, 5), ElementsAre(0, 2, 4, 6, 8, 10));
-  EXPECT_THAT(NiceTicks(-1, 1, 4), ElementsAre(-1, -0.5, 0, 0.5, 1));
-  EXPECT_TRUE(NiceTicks(3, 3, 5).empty());
-}
-
-TEST(SvgChartTest, TextIsEscapedAndXml) {
-  EXPECT_EQ(EscapeHtml("<a href='x'>&\""),
-            "&lt;a href=&#39;x&#39;&gt;&amp;&quot;");
-  EXPECT_EQ(EscapeHtml(std::string("a\0b\x1b", 4)),
-            "a\xEF\xBF\xBD"
-            "b\xEF\xBF\xBD");
-  EXPECT_EQ(EscapeHtml("\xC3\xA4\xFF"), "\xC3\xA4\xEF\xBF\xBD");
+int CountOf(const std::string& text, const std::string& what) {
+  int count = 0;
+  for (size_t at = text.find(what); at != text.npos;
+       at = text.find(what, at + 1)) {
+    ++count;
+  }
+  return count;
 }
 
 Chart TwoPoints(double a, double b) {
@@ -66,7 +39,7 @@ TEST(SvgChartTest, NothingToDrawIsNoChart) {
   EXPECT_EQ(ChartToSvg(Chart()), "");
   // One point, and one value, have an axis, too.
   const std::string point = ChartToSvg(TwoPoints(kNaN, 3));
-  EXPECT_THAT(point, HasSubstr("<circle"));
+  EXPECT_THAT(point, HasSubstr("class=\"p s0\" d=\"M1000.0 "));
   const std::string flat = ChartToSvg(TwoPoints(3, 3));
   EXPECT_THAT(flat, HasSubstr("<polyline"));
   for (const std::string& svg : {point, flat}) {
@@ -79,13 +52,7 @@ TEST(SvgChartTest, AGapEndsALine) {
   Chart chart;
   chart.x = {1, 2, 3, 4, 5};
   chart.lines = {{"line", {1, 2, kNaN, 3, 4}}};
-  const std::string svg = ChartToSvg(chart);
-  size_t lines = 0;
-  for (size_t at = svg.find("<polyline"); at != svg.npos;
-       at = svg.find("<polyline", at + 1)) {
-    ++lines;
-  }
-  EXPECT_EQ(lines, 2u);
+  EXPECT_EQ(CountOf(ChartToSvg(chart), "<polyline"), 2);
 }
 
 // Ten thousand points are some thousand in the file, and the spike stays.
@@ -98,7 +65,7 @@ TEST(SvgChartTest, ManyPointsKeepTheirExtremes) {
   }
   chart.lines = {line};
   const std::string svg = ChartToSvg(chart);
-  EXPECT_LT(svg.size(), 25000u);
+  EXPECT_LT(svg.size(), 60000u);
   Chart few;
   few.x = {0, 4321, 6789, 9999};
   few.lines = {{"line", {0, 100, -50, 1}}};
@@ -111,6 +78,97 @@ TEST(SvgChartTest, ManyPointsKeepTheirExtremes) {
   const size_t points = sparse.find("points=\"") + 8;
   const std::string top = height_of(sparse, sparse.find(' ', points));
   EXPECT_THAT(svg, HasSubstr("," + top + " "));
+  // What a reader points at has both ends of what it stands for.
+  EXPECT_THAT(svg, HasSubstr("line: 0 to 100</title>"));
+  EXPECT_THAT(svg, HasSubstr("<title>steps 0 to 41\nline: 0 to 1</title>"));
+}
+
+TEST(SvgChartTest, EachStepTellsItsValues) {
+  Chart chart;
+  chart.x = {1000, 1001, 1001, 1002};
+  chart.unit = "ms";
+  chart.lines = {{"a", {1.23456, 2, 3, 4}}, {"b", {9, kNaN, kNaN, 8}}};
+  const std::string svg = ChartToSvg(chart);
+  EXPECT_THAT(svg,
+              HasSubstr("<title>step 1,000\na: 1.2346 ms\nb: 9 ms</title>"));
+  EXPECT_THAT(svg, HasSubstr("<title>step 1,001\na: 2 ms to 3 ms</title>"));
+  EXPECT_EQ(CountOf(svg, "<rect"), 3);
+}
+
+TEST(SvgChartTest, AxesSayWhatTheyShow) {
+  Chart chart = TwoPoints(1, 1000);
+  EXPECT_THAT(ChartToSvg(chart), HasSubstr("class=\"yl\">t</span>"));
+  chart.log_scale = true;
+  EXPECT_THAT(ChartToSvg(chart), HasSubstr("class=\"yl\">t, log scale</span>"));
+  chart.unit = "ms";
+  EXPECT_THAT(ChartToSvg(chart),
+              HasSubstr("class=\"yl\">ms, log scale</span>"));
+  EXPECT_THAT(ChartToSvg(chart), HasSubstr("class=\"xl\">step</span>"));
+  // A log axis has no 0.
+  chart.lines[0].y[0] = 0;
+  EXPECT_THAT(ChartToSvg(chart), HasSubstr("class=\"yl\">ms</span>"));
+}
+
+TEST(SvgChartTest, TheLastAndTheLowestAreMarked) {
+  Chart chart;
+  chart.x = {1, 2, 3};
+  chart.lines = {{"line", {3, 1, 2}}};
+  EXPECT_THAT(ChartToSvg(chart), HasSubstr("line: <b>2</b> last</li>"));
+  EXPECT_THAT(ChartToSvg(chart), Not(HasSubstr("hole")));
+  chart.lowest = true;
+  const std::string svg = ChartToSvg(chart);
+  EXPECT_THAT(svg,
+              HasSubstr("line: <b>2</b> last, <b>1</b> lowest (step 2)</li>"));
+  EXPECT_THAT(svg, HasSubstr("\"p s0 big best\" d=\"M500.0 "));
+}
+
+// No curve hides another, and the legend has no colour that is not there.
+TEST(SvgChartTest, EqualCurvesAreOne) {
+  Chart chart;
+  chart.x = {1, 2};
+  chart.lines = {{"a", {1, 2}},
+                 {"b", {1, 2}},
+                 {"unseen", {kNaN, kNaN}},
+                 {"c", {1, 2.001}},
+                 {"d", {1, 1.5}}};
+  const std::string svg = ChartToSvg(chart);
+  EXPECT_EQ(CountOf(svg, "<polyline"), 2);
+  EXPECT_THAT(svg, HasSubstr("data-series=\"a = b \xE2\x89\x88 c\""));
+  EXPECT_EQ(CountOf(svg, "<li>"), 2);
+  EXPECT_THAT(svg, Not(HasSubstr("unseen")));
+  // Those that are nearly equal tell their own values.
+  EXPECT_THAT(svg, HasSubstr("\na = b: 2\nc: 2.001\nd: 1.5</title>"));
+}
+
+TEST(SvgChartTest, EvaluationsAreJoined) {
+  Chart chart;
+  chart.x = {1, 2, 3, 4, 5};
+  chart.lines = {{"loss", {5, 4, 3, 2, 1}},
+                 {"eval", {kNaN, 4.5, kNaN, 2.5, kNaN}}};
+  const std::string svg = ChartToSvg(chart);
+  EXPECT_EQ(CountOf(svg, "<polyline"), 2);
+  // A line, and a dot at each of its points.
+  const size_t eval = svg.find("data-series=\"eval\"");
+  const std::string drawn = svg.substr(eval, svg.find("</g>", eval) - eval);
+  EXPECT_THAT(drawn, HasSubstr("points=\"250.0,"));
+  EXPECT_EQ(CountOf(drawn, "h.01"), 2);
+}
+
+TEST(SvgChartTest, ResumesAreMarked) {
+  Chart chart;
+  chart.x = {1, 2, 3, 4, 5};
+  chart.lines = {{"line", {1, 2, 3, 4, 5}}};
+  chart.marks = {{3, "3 ranks", "resumed at step 3"},
+                 {3.1, "near", "close by"},
+                 {9, "out", "not there"}};
+  const std::string svg = ChartToSvg(chart);
+  EXPECT_THAT(svg, HasSubstr("<path class=\"cut\" d=\"M500.0 0V250\">"
+                             "<title>resumed at step 3</title>"));
+  EXPECT_THAT(svg, HasSubstr("style=\"left:50.00%\">3 ranks</span>"));
+  // Its text would lie on the other.
+  EXPECT_EQ(CountOf(svg, "class=\"cut\""), 2);
+  EXPECT_THAT(svg, Not(HasSubstr("near</span>")));
+  EXPECT_THAT(svg, HasSubstr("<title>step 4, resumed at step 3, close by\n"));
 }
 
 TEST(SvgChartTest, StacksLieOnEachOther) {
@@ -122,6 +180,21 @@ TEST(SvgChartTest, StacksLieOnEachOther) {
   EXPECT_LT(svg.find("data-series=\"above\""),
             svg.find("data-series=\"below\""));
   EXPECT_THAT(svg, HasSubstr(">4<"));  // the axis goes up to the sum
+}
+
+// A line over a stack is no part of it.
+TEST(SvgChartTest, ALineOverAStack) {
+  Chart chart;
+  chart.x = {1, 2};
+  chart.stacked = true;
+  chart.lines = {{"below", {1, 1}}, {"peak", {2, 2}}, {"above", {1, 3}}};
+  chart.lines[1].over = true;
+  const std::string svg = ChartToSvg(chart);
+  EXPECT_EQ(CountOf(svg, "<polygon"), 2);
+  EXPECT_THAT(svg, HasSubstr("<polyline class=\"over\""));
+  EXPECT_LT(svg.find("data-series=\"below\""),
+            svg.find("data-series=\"peak\""));
+  EXPECT_THAT(svg, Not(HasSubstr(">5<")));
 }
 
 }  // namespace

@@ -1,44 +1,47 @@
 #include "report/trace_section.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "report/svg_chart.h"
+#include "base/page/page_numbers.h"
+#include "report/html_text.h"
 
 namespace tessera {
 namespace {
 
-constexpr double kBarLeft = 90, kBarWidth = 760, kRowHeight = 40;
 constexpr size_t kMostBars = 12, kMostWaits = 10;
 
-// Draws a step of all ranks: phases above, their exposed parts below.
-void AddBar(const StepSummary& step, double y, double longest,
-            std::string* svg) {
-  const double scale = kBarWidth / longest;
-  absl::StrAppendFormat(svg,
-                        "<text x=\"%g\" y=\"%g\" text-anchor=\"end\">step "
-                        "%d</text>\n",
-                        kBarLeft - 8, y + 15, step.step);
-  double x = kBarLeft;
+// Draws a step of all ranks: phases above, their communication below.
+void AddBar(const StepSummary& step, double longest, std::string* html) {
+  const double scale = 1000 / longest;
+  absl::StrAppendFormat(
+      html,
+      "<div class=\"bar\"><span>step %d</span><div class=\"bars\"><svg "
+      "viewBox=\"0 0 1000 30\" preserveAspectRatio=\"none\" role=\"img\" "
+      "aria-label=\"step %d\">",
+      step.step, step.step);
+  double x = 0;
   const auto part = [&](double ms, int color, const char* name, double top,
                         double height) {
     if (ms <= 0) return;
     absl::StrAppendFormat(
-        svg,
+        html,
         "<rect class=\"f%d\" x=\"%.1f\" y=\"%g\" width=\"%.2f\" "
-        "height=\"%g\"><title>%s, step %d: %.2f ms</title></rect>\n",
-        color, x, top, std::max(0.5, ms * scale), height, name, step.step, ms);
+        "height=\"%g\"><title>%s, step %d: %s ms</title></rect>\n",
+        color, x, top, std::max(0.5, ms * scale), height, name, step.step,
+        ShortNumber(ms, "ms"));
     x += ms * scale;
   };
-  part(step.forward, 0, "forward", y, 18);
-  part(step.backward, 4, "backward", y, 18);
-  part(step.optimizer, 2, "optimizer step", y, 18);
-  absl::StrAppendFormat(svg, "<text x=\"%.1f\" y=\"%g\">%s ms</text>\n", x + 6,
-                        y + 14, ShortNumber(step.total, "ms"));
-  x = kBarLeft;
-  part(step.exposed, 1, "exposed communication", y + 21, 7);
-  part(step.hidden, 3, "hidden communication", y + 21, 7);
+  part(step.forward, 0, "forward", 0, 19);
+  part(step.backward, 4, "backward", 0, 19);
+  part(step.optimizer, 2, "optimizer step", 0, 19);
+  x = 0;
+  part(step.exposed, 1, "exposed communication", 22, 8);
+  part(step.hidden, 3, "hidden communication", 22, 8);
+  absl::StrAppend(html, "</svg></div><span>", Quantity(step.total, "ms"),
+                  "</span></div>\n");
 }
 
 // Says what the page does not show.
@@ -58,22 +61,21 @@ void AddBars(const TraceSummary& summary, std::string* html) {
     longest = std::max(
         {longest, s.forward + s.backward + s.optimizer, s.exposed + s.hidden});
   }
-  absl::StrAppendFormat(html,
-                        "<figure class=\"chart wide\"><figcaption>steps, means "
-                        "over ranks</figcaption>\n<svg viewBox=\"0 0 960 %g\" "
-                        "role=\"img\" aria-label=\"steps\">\n",
-                        static_cast<double>(bars) * kRowHeight + 4);
-  for (size_t i = 0; i < bars; ++i) {
-    AddBar(summary.steps[i], static_cast<double>(i) * kRowHeight + 4, longest,
-           html);
+  absl::StrAppend(html,
+                  "<figure class=\"chart\"><figcaption>steps, means over "
+                  "ranks</figcaption>\n");
+  for (size_t i = 0; i < bars; ++i) AddBar(summary.steps[i], longest, html);
+  absl::StrAppend(html, "<ul class=\"legend\">");
+  const std::pair<int, const char*> keys[] = {{0, "forward"},
+                                              {4, "backward"},
+                                              {2, "optimizer step"},
+                                              {1, "exposed communication"},
+                                              {3, "hidden communication"}};
+  for (const auto& [color, name] : keys) {
+    absl::StrAppend(html, "<li><span class=\"key b", color, "\"></span>", name,
+                    "</li>");
   }
-  absl::StrAppend(
-      html,
-      "</svg>\n<ul class=\"legend\"><li><span class=\"b0\"></span>forward</li>"
-      "<li><span class=\"b4\"></span>backward</li><li><span "
-      "class=\"b2\"></span>optimizer step</li><li><span "
-      "class=\"b1\"></span>exposed communication</li><li><span "
-      "class=\"b3\"></span>hidden communication</li></ul></figure>\n");
+  absl::StrAppend(html, "</ul></figure>\n");
   AddLeftOut(bars, summary.steps.size(), "steps", html);
 }
 
@@ -94,17 +96,17 @@ void AddWaitTable(const TraceSummary& summary, std::string* html) {
   for (size_t i = 0; i < std::min(kMostWaits, summary.waits.size()); ++i) {
     const WaitSummary& wait = summary.waits[i];
     absl::StrAppendFormat(
-        html,
-        "<tr><td class=\"name\">%s</td><td>%.2f</td><td>%d</td><td>%.2f</td>",
+        html, "<tr><td class=\"name\">%s</td><td>%s</td><td>%s</td><td>%s</td>",
         EscapeHtml(wait.unit.empty()
                        ? absl::StrCat(wait.reason, ", ", wait.what)
                        : absl::StrCat(wait.reason, " of unit ", wait.unit)),
-        wait.total, wait.count, wait.longest);
+        ShortNumber(wait.total, "ms"), CountText(wait.count),
+        ShortNumber(wait.longest, "ms"));
     for (const double ms : wait.by_cause) {
       if (ms < 0.005) {
         absl::StrAppend(html, "<td></td>");
       } else {
-        absl::StrAppendFormat(html, "<td>%.2f</td>", ms);
+        absl::StrAppend(html, "<td>", ShortNumber(ms, "ms"), "</td>");
       }
     }
     absl::StrAppend(html, "</tr>\n");
@@ -121,11 +123,12 @@ void AddRankTable(const TraceSummary& summary, std::string* html) {
                   "<th>own work</th><th>exposed</th><th>others waited for "
                   "it</th></tr>\n");
   for (const RankSummary& rank : summary.rank_summaries) {
-    absl::StrAppendFormat(html,
-                          "<tr><td>%d</td><td>%.2f</td><td>%.2f</td><td>%.2f"
-                          "</td><td>%.2f</td></tr>\n",
-                          rank.rank, rank.step, rank.work, rank.exposed,
-                          rank.others_waited);
+    absl::StrAppend(html, "<tr><td>", rank.rank, "</td>");
+    for (const double ms :
+         {rank.step, rank.work, rank.exposed, rank.others_waited}) {
+      absl::StrAppend(html, "<td>", ShortNumber(ms, "ms"), "</td>");
+    }
+    absl::StrAppend(html, "</tr>\n");
   }
   absl::StrAppend(html, "</table></div>\n");
 }

@@ -138,12 +138,12 @@ class ReportTest(unittest.TestCase):
         series = {g.get("data-series") for g in page.iter(NS + "g")}
         for name in ("loss", "lr", "gradient norm", "step", "forward",
                      "backward", "update", "for communication (exposed)",
-                     "for data", "tokens a second", "parameters",
-                     "activations", "peak", "slowest", "fastest",
+                     "for data", "tokens", "parameters", "activations", "peak",
                      HOSTILE.replace("\u0001", "\ufffd")):
             self.assertIn(name, series)
         words = "".join(page.itertext())
         for word in ("planned </pre> 3 GiB", "train_batch_size",
+                     "slowest rank behind the fastest", "step 7",
                      "</details><b>", "gather of unit <u>", "was the slowest",
                      "others waited for it"):
             self.assertIn(word, words)
@@ -152,16 +152,35 @@ class ReportTest(unittest.TestCase):
 
     def test_nothing_comes_from_elsewhere(self):
         self.write_all()
+        (self.run_folder / "memory0.html").write_text(
+            "<html><head><title>Memory of step 3, rank 0</title></head></html>")
         page, text, _ = self.page()
+        links = 0
         for element in page.iter():
             self.assertNotIn(element.tag, (NS + "script", NS + "link",
                                            NS + "img", NS + "iframe"))
             for name, value in element.attrib.items():
                 self.assertFalse(name.startswith("on"), name)
-                self.assertNotIn(name, ("href", "src"))
+                self.assertNotEqual(name, "src")
+                if name == "href":  # only to a page that lies beside this one
+                    self.assertTrue(value.startswith("./"), value)
+                    self.assertTrue((self.run_folder / value).exists(), value)
+                    links += 1
+        self.assertEqual(links, 1)
         self.assertNotIn("url(", text)
         self.assertNotIn("@import", text)
         self.assertIn("prefers-color-scheme:dark", text)
+
+    def test_each_step_tells_its_values(self):
+        self.write_all()
+        page, _, _ = self.page()
+        loss = next(figure for figure in page.iter(NS + "figure")
+                    if figure.find(NS + "figcaption").text == "loss")
+        titles = [title.text for title in loss.iter(NS + "title")]
+        self.assertEqual(len(titles), 7)
+        self.assertEqual(titles[2], "step 3\nloss: 3.3333")
+        self.assertIn("loss: 1.43 last, 1.43 lowest (step 7)",
+                      "".join(loss.itertext()))
 
     def test_a_trace_alone_is_a_page(self):
         (self.run_folder / "trace.rank0.json").write_text(json.dumps(trace(0)))

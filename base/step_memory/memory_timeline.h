@@ -40,6 +40,7 @@ struct MemoryTimeline {
   std::vector<Slice> phases, units;
   int64_t changes_per_sample = 1;
   int64_t slices_left_out = 0;  // of units
+  int64_t step = 0;  // since the engine's Create, from 1; 0: not known
   StepMemoryReport report;
 
   void AddSample(const Sample& sample);
@@ -54,8 +55,9 @@ struct MemoryTimeline {
 // microseconds of MonotonicNow(), as in traces (base/trace/trace_json.h), so
 // that both can be opened together.
 std::string ToChromeTrace(const MemoryTimeline& timeline, int rank);
-// Writes a self-contained page: the kinds over time, one on top of the other,
-// with phases below; what was held at the peak; activations by unit.
+// Writes a self-contained page (base/page/page_style.h): the kinds over time,
+// one on top of the other, with phases below; what was held at the peak;
+// activations by unit. `tessera report` finds it by its title.
 std::string ToPage(const MemoryTimeline& timeline, int rank);
 
 // Writes `prefix`RANK.json and `prefix`RANK.html.

@@ -6,8 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/memory/memory.h"
+#include "base/page/page_style.h"
 #include "base/status_matchers.h"
+#include "base/step_memory/memory_timeline.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -190,9 +193,65 @@ TEST_F(StepMemoryTest, ARecordingHoldsThePeakAndThePhases) {
   EXPECT_THAT(timeline->units,
               ElementsAre(Field(&Slice::name, "a"), Field(&Slice::name, "b"),
                           Field(&Slice::name, "b"), Field(&Slice::name, "a")));
-  const std::string page = ToPage(*timeline, 3);
-  EXPECT_THAT(page, HasSubstr("14.0 MiB"));
-  EXPECT_THAT(page, Not(HasSubstr("http")));
+}
+
+// Two samples: 3 MiB of activations, then 1 KiB of parameters besides.
+MemoryTimeline SmallTimeline() {
+  MemoryTimeline timeline;
+  MemoryTimeline::Sample sample;
+  sample.held.by_kind[static_cast<size_t>(HeldKind::kActivations)] = 3 * kMiB;
+  timeline.AddSample(sample);
+  sample.at = 50'000'000;
+  sample.held.by_kind[static_cast<size_t>(HeldKind::kParameters)] = 1024;
+  timeline.AddSample(sample);
+  timeline.phases = {{"forward", 0, 99'000'000},
+                     {"forward", 99'000'000, 100'000'000},
+                     {"unseen", 100'000'000, 100'000'000}};
+  timeline.report.peak_bytes = sample.held.total();
+  timeline.report.at_peak.held = sample.held;
+  timeline.report.at_peak.unit = "a<b";
+  timeline.report.activations = {{"", 1234567}};
+  timeline.step = 1003;
+  return timeline;
+}
+
+TEST(TimelinePageTest, SaysWhichStepAndHowMuch) {
+  MemoryTimeline timeline = SmallTimeline();
+  const std::string page = ToPage(timeline, 3);
+  EXPECT_THAT(page, HasSubstr("<title>Memory of step 1,003, rank 3</title>"));
+  EXPECT_THAT(page, HasSubstr("<b>3 MiB</b> (3,146,752 bytes), in outside, "
+                              "unit a&lt;b."));
+  EXPECT_THAT(page, HasSubstr("<td>1,234,567</td><td>1.18 MiB</td>"));
+  EXPECT_THAT(page, HasSubstr("<title>at 52 ms: 3 MiB\nparameters: 1 KiB\n"
+                              "activations: 3 MiB</title>"));
+  // Each phase has its name, and a place in the table.
+  EXPECT_THAT(page, HasSubstr("style=\"left:99.00%;width:1.00%\" "
+                              "title=\"forward, 1 ms\">forward</span>"));
+  EXPECT_THAT(page, HasSubstr("<td class=\"name\">forward</td><td>0</td>"
+                              "<td>99</td><td>3 MiB</td>"));
+  EXPECT_THAT(page, Not(HasSubstr("unseen")));
+  timeline.step = 0;
+  EXPECT_THAT(ToPage(timeline, 3),
+              HasSubstr("<title>Memory of a step, rank 3</title>"));
+}
+
+// The page looks as a report does, and needs nothing from elsewhere.
+TEST(TimelinePageTest, HasTheColorsOfAllPages) {
+  const std::string page = ToPage(SmallTimeline(), 0);
+  EXPECT_THAT(page, HasSubstr("prefers-color-scheme:dark"));
+  EXPECT_THAT(page, HasSubstr("name=\"viewport\""));
+  for (const char* const kind : {"parameters", "activations"}) {
+    const std::string color = absl::StrCat(MemoryKindColor(kind));
+    EXPECT_THAT(page, HasSubstr("<polygon class=\"f" + color + "\""));
+    EXPECT_THAT(page, HasSubstr("<li><span class=\"key b" + color +
+                                "\"></span>" + kind + "</li>"));
+  }
+  // The legend has what is drawn, and no more.
+  EXPECT_THAT(page, Not(HasSubstr("communication")));
+  for (const char* const word :
+       {"src=", "href", "url(", "@import", "<script"}) {
+    EXPECT_THAT(page, Not(HasSubstr(word)));
+  }
 }
 
 TEST(MemoryTimelineTest, ManyChangesKeepTheLargest) {

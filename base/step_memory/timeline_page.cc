@@ -1,6 +1,7 @@
 // The page of a timeline is a drawing without scripts, so that it can be mailed
 // and looked at anywhere.
 #include <algorithm>
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,13 +9,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "base/page/page_numbers.h"
+#include "base/page/page_style.h"
 #include "base/step_memory/memory_timeline.h"
 
 namespace tessera {
 namespace {
 
-constexpr int kWidth = 1000, kHeight = 360;  // of the area, in pixels
-constexpr int kLeft = 90;                    // for the axis
+// The drawing's size in units of the view box, which is stretched.
+constexpr int kWidth = 1000, kHeight = 360;
+constexpr int kBands = 250;  // of what is shown for a moment
+constexpr size_t kMostPhases = 40;
 // The largest kinds that do not change come first, below the others.
 constexpr HeldKind kOrder[] = {
     HeldKind::kTensors,   HeldKind::kOther,         HeldKind::kParameters,
@@ -22,38 +27,15 @@ constexpr HeldKind kOrder[] = {
     HeldKind::kWorking,   HeldKind::kTemporary,     HeldKind::kActivations,
 };
 
-// These colours can be told apart by the colour-blind, too (Okabe and Ito).
-const char* ColorOf(HeldKind kind) {
-  switch (kind) {
-    case HeldKind::kParameters:
-      return "#0072B2";
-    case HeldKind::kGradients:
-      return "#D55E00";
-    case HeldKind::kOptimizer:
-      return "#56B4E9";
-    case HeldKind::kWorking:
-      return "#009E73";
-    case HeldKind::kCommunication:
-      return "#F0E442";
-    case HeldKind::kActivations:
-      return "#CC79A7";
-    case HeldKind::kTemporary:
-      return "#E69F00";
-    case HeldKind::kTensors:
-      return "#999999";
-    case HeldKind::kOther:
-      break;
-  }
-  return "#555555";
-}
+int ColorOf(HeldKind kind) { return MemoryKindColor(HeldKindName(kind)); }
 
 std::string Escaped(absl::string_view text) {
   return absl::StrReplaceAll(
       text, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
 }
 
-// Returns one sample for each pixel: the largest of those that fall into it, or
-// where none does what was held before.
+// Returns one sample for each column: the largest of those that fall into it,
+// or where none does what was held before.
 std::vector<MemoryTimeline::Sample> Columns(const MemoryTimeline& timeline,
                                             int64_t begin, int64_t end) {
   std::vector<MemoryTimeline::Sample> columns;
@@ -85,6 +67,11 @@ class Page {
       begin_ = timeline.phases.front().begin;
       end_ = timeline.phases.back().end;
     }
+    for (const MemoryTimeline::Slice& phase : timeline.phases) {
+      // Between a backward and the step lies a forward of no time.
+      const bool shows = (phase.end - phase.begin) * 1000 >= end_ - begin_;
+      if (shows) phases_.push_back(phase);
+    }
     columns_ = Columns(timeline, begin_, end_);
     for (const auto& column : columns_) {
       top_ = std::max(top_, column.held.total());
@@ -93,49 +80,63 @@ class Page {
 
   std::string Text() {
     Head();
+    absl::StrAppend(&html_,
+                    "<figure class=\"chart wide\"><figcaption>held over time, "
+                    "by kind</figcaption>\n<div class=\"plot phased\"><svg "
+                    "viewBox=\"0 0 ",
+                    kWidth, " ", kHeight,
+                    "\" preserveAspectRatio=\"none\" role=\"img\" "
+                    "aria-label=\"held over time\">\n");
     Areas();
-    Axis();
+    Axes();
+    Bands();
+    absl::StrAppend(&html_, "</svg>\n", words_);
     Phases();
-    absl::StrAppend(&html_, "</svg>\n");
+    absl::StrAppend(&html_, "</div>\n");
+    Legend();
+    absl::StrAppend(&html_, "</figure>\n");
+    absl::StrAppend(&html_, "<div class=\"grid2\">\n");
     Kinds();
+    PhaseTable();
+    absl::StrAppend(&html_, "</div>\n");
     Units();
-    absl::StrAppend(&html_, "</body></html>\n");
+    absl::StrAppend(&html_, "</main></body></html>\n");
     return std::move(html_);
   }
 
  private:
   double X(int64_t at) const {
-    const auto length =
-        static_cast<double>(std::max<int64_t>(1, end_ - begin_));
-    return kLeft + static_cast<double>(at - begin_) / length * kWidth;
+    return static_cast<double>(at - begin_) / Length() * kWidth;
   }
-  double Y(int64_t bytes) const {
-    return kHeight -
-           static_cast<double>(bytes) / static_cast<double>(top_) * kHeight;
+  double Y(double bytes) const {
+    return kHeight - bytes / static_cast<double>(top_) * kHeight;
+  }
+  double Length() const {
+    return static_cast<double>(std::max<int64_t>(1, end_ - begin_));
+  }
+  static double Ms(int64_t nanos) { return static_cast<double>(nanos) / 1e6; }
+  static std::string Bytes(int64_t bytes) {
+    return ShortNumber(static_cast<double>(bytes), "bytes");
   }
 
   void Head() {
-    absl::StrAppendFormat(
-        &html_,
-        "<!DOCTYPE html>\n<html><head><meta charset=\"utf-8\">"
-        "<title>Memory of a step, rank %d</title>\n<style>"
-        "body{font:14px sans-serif;margin:2em;color:#222}"
-        "table{border-collapse:collapse;margin:1em 0}"
-        "td,th{padding:2px 12px;text-align:right;border-bottom:1px solid #ddd}"
-        "td.name,th.name{text-align:left}"
-        "</style></head><body>\n<h1>Memory of a step, rank %d</h1>\n"
-        "<p>Peak: <b>%s</b>, in %s%s%s.</p>\n"
-        "<svg width=\"%d\" height=\"%d\" font-size=\"12\">\n",
-        rank_, rank_, BytesText(timeline_.report.peak_bytes),
-        MemoryPhaseName(timeline_.report.at_peak.phase),
-        timeline_.report.at_peak.unit.empty() ? "" : ", unit ",
-        Escaped(timeline_.report.at_peak.unit), kLeft + kWidth + 20,
-        kHeight + 60);
-  }
-
-  void AddPoint(size_t x, int64_t bytes, std::string* points) const {
-    absl::StrAppendFormat(points, "%d,%.1f ", kLeft + static_cast<int>(x),
-                          Y(bytes));
+    const std::string title = absl::StrCat(
+        kMemoryPageTitle,
+        timeline_.step > 0 ? absl::StrCat("step ", CountText(timeline_.step))
+                           : "a step",
+        ", rank ", rank_);
+    const HeldMoment& peak = timeline_.report.at_peak;
+    absl::StrAppend(
+        &html_, PageHead(title), "<h1>", title, "</h1>\n<p class=\"facts\">",
+        "Peak: <b>", Bytes(timeline_.report.peak_bytes), "</b> (",
+        CountText(timeline_.report.peak_bytes), " bytes), in ",
+        MemoryPhaseName(peak.phase), peak.unit.empty() ? "" : ", unit ",
+        Escaped(peak.unit), ".</p>\n");
+    if (timeline_.step > 0) {
+      absl::StrAppend(&html_,
+                      "<p class=\"facts soft\">Steps are counted from the "
+                      "engine's Create.</p>\n");
+    }
   }
 
   // Each kind is a band between the sums below it and with it.
@@ -144,88 +145,172 @@ class Page {
     for (const HeldKind kind : kOrder) {
       std::string points;
       bool any = false;
-      for (size_t x = columns_.size(); x-- > 0;) {
-        AddPoint(x, below[x], &points);
-      }
+      const auto point = [&](size_t x, int64_t bytes) {
+        absl::StrAppendFormat(&points, "%d,%.1f ", x,
+                              Y(static_cast<double>(bytes)));
+      };
+      for (size_t x = columns_.size(); x-- > 0;) point(x, below[x]);
       for (size_t x = 0; x < columns_.size(); ++x) {
         const int64_t bytes = columns_[x].held[kind];
         any |= bytes != 0;
         below[x] += bytes;
-        AddPoint(x, below[x], &points);
+        point(x, below[x]);
       }
       if (!any) continue;
+      absl::StrAppendFormat(&html_, "<polygon class=\"f%d\" points=\"%s\"/>\n",
+                            ColorOf(kind), points);
+    }
+  }
+
+  void Word(const char* place, const char* side, double percent,
+            const std::string& text) {
+    absl::StrAppendFormat(&words_,
+                          "<span class=\"%s\" style=\"%s:%.2f%%\">%s</span>\n",
+                          place, side, percent, text);
+  }
+
+  void Axes() {
+    double unit = 1;
+    while (static_cast<double>(top_) / unit >= 1024) unit *= 1024;
+    for (const double tick :
+         NiceTicks(0, static_cast<double>(top_) / unit, 5)) {
+      const double y = Y(tick * unit);
+      absl::StrAppendFormat(&html_, "<path class=\"grid\" d=\"M0 %.1fH%d\"/>\n",
+                            y, kWidth);
+      Word("y", "top", 100 * y / kHeight, ShortNumber(tick * unit, "bytes"));
+    }
+    absl::StrAppendFormat(&html_, "<path class=\"axis\" d=\"M0 %dH%d\"/>\n",
+                          kHeight, kWidth);
+    const std::vector<double> ticks = NiceTicks(0, Ms(end_ - begin_), 5);
+    const std::vector<std::string> texts = TickTexts(ticks, "ms");
+    for (size_t i = 0; i < ticks.size(); ++i) {
+      Word("x", "left", 100 * ticks[i] / Ms(end_ - begin_), texts[i]);
+    }
+    absl::StrAppend(&words_,
+                    "<span class=\"yl\">bytes</span>"
+                    "<span class=\"xl\">ms</span>\n");
+  }
+
+  // Over each moment lies an element that says what was held.
+  void Bands() {
+    constexpr size_t kEach = kWidth / kBands;
+    for (size_t x = 0; x + kEach <= columns_.size(); x += kEach) {
+      const auto largest = std::max_element(
+          columns_.begin() + static_cast<std::ptrdiff_t>(x),
+          columns_.begin() + static_cast<std::ptrdiff_t>(x + kEach),
+          [](const auto& a, const auto& b) {
+            return a.held.total() < b.held.total();
+          });
+      std::string title = absl::StrCat(
+          "at ",
+          ShortNumber(Ms(end_ - begin_) * static_cast<double>(x) / kWidth,
+                      "ms"),
+          " ms: ", Bytes(largest->held.total()));
+      for (const HeldKind kind : kOrder) {
+        if (largest->held[kind] == 0) continue;
+        absl::StrAppend(&title, "\n", HeldKindName(kind), ": ",
+                        Bytes(largest->held[kind]));
+      }
       absl::StrAppendFormat(&html_,
-                            "<polygon fill=\"%s\" points=\"%s\">"
-                            "<title>%s</title></polygon>\n",
-                            ColorOf(kind), points, HeldKindName(kind));
+                            "<g class=\"h\"><title>%s</title><rect x=\"%d\" "
+                            "width=\"%d\" height=\"%d\"/></g>\n",
+                            title, x, kEach, kHeight);
     }
   }
 
-  void Axis() {
-    for (int i = 0; i <= 4; ++i) {
-      const int64_t bytes = top_ / 4 * i;
-      absl::StrAppendFormat(
-          &html_,
-          "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#000\" "
-          "stroke-opacity=\".15\"/><text x=\"%d\" y=\"%.1f\" "
-          "text-anchor=\"end\">%s</text>\n",
-          kLeft, kLeft + kWidth, Y(bytes), Y(bytes), kLeft - 6,
-          std::max(11.0, Y(bytes) + 4), BytesText(bytes));
-    }
-  }
-
+  // Words that a phase has no room for are cut off, and shown at the pointer.
   void Phases() {
-    for (const auto& phase : timeline_.phases) {
-      const double width = std::max(1.0, X(phase.end) - X(phase.begin));
+    for (const auto& phase : phases_) {
+      const double left = 100 * X(phase.begin) / kWidth;
       absl::StrAppendFormat(
           &html_,
-          "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"20\" "
-          "fill=\"#eee\" stroke=\"#888\"><title>%s, %.3f ms</title></rect>\n",
-          X(phase.begin), kHeight + 8, width, Escaped(phase.name),
-          static_cast<double>(phase.end - phase.begin) / 1e6);
-      if (width < 60) continue;
-      absl::StrAppendFormat(&html_, "<text x=\"%.1f\" y=\"%d\">%s</text>\n",
-                            X(phase.begin) + 4, kHeight + 22,
-                            Escaped(phase.name));
+          "<span class=\"phase\" style=\"left:%.2f%%;width:%.2f%%\" "
+          "title=\"%s, %s ms\">%s</span>\n",
+          left, 100 * X(phase.end) / kWidth - left, Escaped(phase.name),
+          ShortNumber(Ms(phase.end - phase.begin), "ms"), Escaped(phase.name));
     }
-    absl::StrAppendFormat(
-        &html_,
-        "<text x=\"%d\" y=\"%d\">0 ms</text><text x=\"%d\" y=\"%d\" "
-        "text-anchor=\"end\">%.3f ms</text>\n",
-        kLeft, kHeight + 46, kLeft + kWidth, kHeight + 46,
-        static_cast<double>(end_ - begin_) / 1e6);
   }
 
+  bool IsHeld(HeldKind kind) const {
+    return std::any_of(
+        columns_.begin(), columns_.end(),
+        [&](const auto& column) { return column.held[kind] != 0; });
+  }
+
+  void Legend() {
+    absl::StrAppend(&html_, "<ul class=\"legend\">");
+    for (const HeldKind kind : kOrder) {
+      if (!IsHeld(kind)) continue;
+      absl::StrAppend(&html_, "<li><span class=\"key b", ColorOf(kind),
+                      "\"></span>", HeldKindName(kind), "</li>");
+    }
+    absl::StrAppend(&html_, "</ul>\n");
+  }
+
+  void Row(const std::string& name, int64_t bytes) {
+    absl::StrAppend(&html_, "<tr><td class=\"name\">", name, "</td><td>",
+                    CountText(bytes), "</td><td>", Bytes(bytes),
+                    "</td></tr>\n");
+  }
+
+  // Those of no bytes are left out.
   void Kinds() {
     absl::StrAppend(&html_,
-                    "<h2>Held at the peak</h2>\n<table><tr><th "
-                    "class=\"name\">kind</th><th>bytes</th><th></th></tr>\n");
+                    "<section><h2>Held at the peak</h2>\n<div class=\"card "
+                    "scroll\"><table><tr><th class=\"name\">kind</th><th>bytes"
+                    "</th><th></th></tr>\n");
     const HeldMemory& held = timeline_.report.at_peak.held;
     for (const HeldKind kind : kOrder) {
-      absl::StrAppendFormat(
-          &html_,
-          "<tr><td class=\"name\"><span style=\"background:%s\">"
-          "&nbsp;&nbsp;&nbsp;</span> %s</td><td>%d</td><td>%s</td></tr>\n",
-          ColorOf(kind), HeldKindName(kind), held[kind], BytesText(held[kind]));
+      if (held[kind] == 0) continue;
+      Row(absl::StrCat("<span class=\"key b", ColorOf(kind), "\"></span>",
+                       HeldKindName(kind)),
+          held[kind]);
     }
-    absl::StrAppend(&html_, "</table>\n");
+    absl::StrAppend(&html_, "</table></div></section>\n");
+  }
+
+  void PhaseTable() {
+    absl::StrAppend(
+        &html_,
+        "<section><h2>Phases</h2>\n<div class=\"card scroll\"><table><tr>"
+        "<th class=\"name\">phase</th><th>from ms</th><th>to ms"
+        "</th><th>most held</th></tr>\n");
+    const size_t shown = std::min(kMostPhases, phases_.size());
+    for (size_t i = 0; i < shown; ++i) {
+      const MemoryTimeline::Slice& phase = phases_[i];
+      int64_t most = 0;
+      for (const auto& sample : timeline_.samples) {
+        if (sample.at < phase.begin || sample.at > phase.end) continue;
+        most = std::max(most, sample.held.total());
+      }
+      absl::StrAppend(&html_, "<tr><td class=\"name\">", Escaped(phase.name),
+                      "</td><td>", ShortNumber(Ms(phase.begin - begin_), "ms"),
+                      "</td><td>", ShortNumber(Ms(phase.end - begin_), "ms"),
+                      "</td><td>", most == 0 ? "as before" : Bytes(most),
+                      "</td></tr>\n");
+    }
+    absl::StrAppend(&html_, "</table></div>\n");
+    if (shown < phases_.size()) {
+      absl::StrAppend(&html_, "<p class=\"note\">", phases_.size() - shown,
+                      " more phases</p>\n");
+    }
+    absl::StrAppend(&html_, "</section>\n");
   }
 
   void Units() {
-    absl::StrAppend(
-        &html_,
-        "<h2>Activations by unit</h2>\n<p>Tensors that were made while the "
-        "unit was the last one used, and were there when the forward "
-        "ended.</p>\n<table><tr><th class=\"name\">unit</th><th>bytes</th>"
-        "<th></th></tr>\n");
-    for (const UnitActivations& unit : timeline_.report.activations) {
+    if (!timeline_.report.activations.empty()) {
       absl::StrAppend(
-          &html_, "<tr><td class=\"name\">",
-          unit.unit.empty() ? "(before the first unit)" : Escaped(unit.unit),
-          "</td><td>", unit.bytes, "</td><td>", BytesText(unit.bytes),
-          "</td></tr>\n");
+          &html_,
+          "<h2>Activations by unit</h2>\n<p>Tensors that were made while the "
+          "unit was the last one used, and were there when the forward "
+          "ended.</p>\n<div class=\"card scroll\"><table><tr><th "
+          "class=\"name\">unit</th><th>bytes</th><th></th></tr>\n");
+      for (const UnitActivations& unit : timeline_.report.activations) {
+        Row(unit.unit.empty() ? "(before the first unit)" : Escaped(unit.unit),
+            unit.bytes);
+      }
+      absl::StrAppend(&html_, "</table></div>\n");
     }
-    absl::StrAppend(&html_, "</table>\n");
     if (timeline_.changes_per_sample > 1) {
       absl::StrAppend(&html_, "<p>Each sample is the largest of ",
                       timeline_.changes_per_sample, " changes.</p>\n");
@@ -235,9 +320,10 @@ class Page {
   const MemoryTimeline& timeline_;
   const int rank_;
   int64_t begin_ = 0, end_ = 0;
+  std::vector<MemoryTimeline::Slice> phases_;  // those that can be seen
   std::vector<MemoryTimeline::Sample> columns_;
   int64_t top_ = 1;  // bytes
-  std::string html_;
+  std::string html_, words_;
 };
 
 }  // namespace

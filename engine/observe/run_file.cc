@@ -5,10 +5,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "base/json.h"
 #include "config/config_text.h"
 #include "engine/api/version.h"
 #include "engine/plan/plan.h"
+#include "torch/nn/module.h"
 
 namespace tessera {
 namespace {
@@ -38,21 +40,53 @@ std::string Units(const ShardedModel& model) {
       "]");
 }
 
+// Returns the name of the module's class: "my::Net" of a "my::NetImpl".
+std::string ModelName(const ShardedModel& model) {
+  const std::string& name = model.module().name();
+  return std::string(absl::StripSuffix(name, "Impl"));
+}
+
+// What the plan says of the configured stage. It knows nothing of collectives
+// if only one rank was measured.
+std::string Planned(const PlanReport& plan, const ShardedModel& model) {
+  for (const StagePlan& stage : plan.stages) {
+    if (stage.stage != model.stage()) continue;
+    std::string text = absl::StrCat("{\"peak_bytes\": ", stage.peak.total());
+    if (plan.rates.has_value() &&
+        (plan.world_size == 1 || plan.rates->world_size > 1)) {
+      absl::StrAppendFormat(&text, ", \"step_ms\": %.6g",
+                            1000 * stage.seconds.total());
+    }
+    return absl::StrCat(text, "}");
+  }
+  return "{}";
+}
+
 }  // namespace
+
+RunStart StartOf(const ShardedModel& model, double start_unix_seconds) {
+  return {start_unix_seconds, model.comm()->world_size(), model.stage()};
+}
 
 std::string RunJson(const ShardedModel& model, const proto::Config& config,
                     const PlanReport* plan, const RunDescription& run) {
   std::string text = absl::StrCat(
       "{\"version\": ", QuoteJson(kTesseraVersion),
-      ", \"world_size\": ", model.comm()->world_size(),
+      ", \"model\": ", QuoteJsonBytes(ModelName(model)),
+      ",\n \"command\": ", QuoteJson(run.command),
+      ",\n \"world_size\": ", model.comm()->world_size(),
       ", \"backend\": ", QuoteJson(model.comm()->backend()),
       ", \"device\": ", QuoteJson(model.device().str()),
       ", \"stage\": ", model.stage(), ", \"parameters\": ", run.parameters,
       ",\n \"hosts\": ", Strings(run.hosts), ",\n \"units\": ", Units(model));
   absl::StrAppendFormat(&text, ",\n \"start_time\": %.6f",
                         run.start_unix_seconds);
+  absl::StrAppend(
+      &text, ",\n \"starts\": ",
+      StartsJson(run.earlier, StartOf(model, run.start_unix_seconds)));
   if (plan != nullptr) {
-    absl::StrAppend(&text, ",\n \"plan\": ", QuoteJson(plan->ToString()));
+    absl::StrAppend(&text, ",\n \"planned\": ", Planned(*plan, model),
+                    ",\n \"plan\": ", QuoteJson(plan->ToString()));
   }
   return absl::StrCat(text, ",\n \"config\": ", ConfigToJson(config), "}\n");
 }

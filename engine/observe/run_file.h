@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "engine/model/sharded_model.h"
+#include "engine/observe/run_starts.h"
 
 namespace tessera {
 
@@ -19,7 +20,12 @@ struct RunDescription {
   std::vector<std::string> hosts;  // by rank
   double start_unix_seconds = 0;
   int64_t parameters = 0;  // elements
+  std::string command;     // CommandText
+  std::string earlier;     // the run.json that was there; "": none
 };
+
+// Returns what run.json says of a start of this model.
+RunStart StartOf(const ShardedModel& model, double start_unix_seconds);
 
 // Returns a JSON object followed by a newline. `plan` null: there is none.
 std::string RunJson(const ShardedModel& model, const proto::Config& config,

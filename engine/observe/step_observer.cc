@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/thread/wait_clock.h"
@@ -70,6 +71,15 @@ void LogLines(const std::string& text) {
   }
 }
 
+std::string RunJsonPath(const proto::Config& config) {
+  return JoinPath(RunFolder(config), "run.json");
+}
+
+// Returns "" for a file that cannot be read.
+std::string TextOf(const std::string& path) {
+  return ReadWholeFile(path).value_or("");
+}
+
 }  // namespace
 
 StepObserver::StepObserver(const ShardedModel* model,
@@ -114,10 +124,13 @@ absl::Status StepObserver::Open(const PlanReport* plan) {
     if (opened.ok() && config_.jsonl_monitor().enabled()) {
       run.start_unix_seconds = UnixSeconds();
       run.parameters = parameters_;
+      run.command = CommandText(TextOf("/proc/self/cmdline"));
+      run.earlier = TextOf(RunJsonPath(config_));
       opened =
-          Annotate(WriteFileAtomically(JoinPath(RunFolder(config_), "run.json"),
+          Annotate(WriteFileAtomically(RunJsonPath(config_),
                                        RunJson(*model_, config_, plan, run)),
                    "jsonl_monitor.output_path");
+      start_ = StartOf(*model_, run.start_unix_seconds);
     }
     if (opened.ok()) outputs_.emplace(*std::move(outputs));
   }
@@ -318,10 +331,22 @@ void StepObserver::Close() {
   for (Pending& pending : pending_) {
     if (!pending.exchange.started()) pending.exchange.Start(model_->comm());
   }
-  End();
+  End("closed");
 }
 
-void StepObserver::End() {
+// A run.json that another engine has written since is left alone.
+void StepObserver::WriteEnd(absl::string_view how) {
+  if (!start_.has_value()) return;
+  const std::string text = WithEnd(TextOf(RunJsonPath(config_)), *start_,
+                                   {how, UnixSeconds(), place_.step});
+  if (text.empty()) return;
+  const absl::Status written = WriteFileAtomically(RunJsonPath(config_), text);
+  if (!written.ok()) {
+    TESSERA_LOG(WARNING) << "the end of the run: " << written.message();
+  }
+}
+
+void StepObserver::End(absl::string_view how) {
   if (std::exchange(ended_, true)) return;
   profile_.reset();
   for (Pending& pending : pending_) Finish(&pending);
@@ -336,6 +361,7 @@ void StepObserver::End() {
     outputs_->Write(std::exchange(added, {}));
   }
   if (outputs_.has_value()) outputs_->Flush();
+  WriteEnd(how);
   if (config_.comms_logger().enabled() && rank_ == 0) {
     LogLines(model_->comm()->Report());
   }

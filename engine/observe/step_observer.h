@@ -20,6 +20,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "engine/api/engine_types.h"
 #include "engine/api/run_place.h"
 #include "engine/model/sharded_model.h"
@@ -28,6 +29,7 @@
 #include "engine/observe/monitor.h"
 #include "engine/observe/print_lines.h"
 #include "engine/observe/rank_exchange.h"
+#include "engine/observe/run_starts.h"
 #include "engine/observe/step_clock.h"
 
 namespace tessera {
@@ -72,8 +74,9 @@ class StepObserver {
   // Reports the last steps. REQUIRES: Complete. COLLECTIVE.
   void Close();
   // As Close, for an engine that ends without it: reports this rank's metrics
-  // where the other ranks' have not arrived. LOCAL.
-  void Abandon() { End(); }
+  // where the other ranks' have not arrived. `failed`: it ends because of an
+  // error. LOCAL.
+  void Abandon(bool failed) { End(failed ? "failed" : "ended"); }
 
  private:
   // A step that is not reported yet.
@@ -98,7 +101,8 @@ class StepObserver {
   void AddSpeed(const PrintInterval& since, StepRecord* record) const;
   void Finish(Pending* pending);
   void Print(const StepRecord& record, const PrintInterval& interval);
-  void End();
+  void End(absl::string_view how);
+  void WriteEnd(absl::string_view how);
 
   const ShardedModel* const model_;
   const proto::Config& config_;
@@ -121,7 +125,8 @@ class StepObserver {
   // Nanoseconds at the last reported step.
   int64_t data_wait_before_ = 0, exposed_before_ = 0;
   std::optional<FlopsProfile> profile_;
-  std::deque<Pending> pending_;  // two at most
+  std::deque<Pending> pending_;    // two at most
+  std::optional<RunStart> start_;  // in run.json
   bool ended_ = false;
 };
 

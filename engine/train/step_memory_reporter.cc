@@ -66,6 +66,7 @@ StepMemoryReport StepMemoryReporter::EndStep() {
   ++steps_;
   if (auto timeline = memory.TakeTimeline()) {
     timeline->report = report;
+    timeline->step = steps_;
     timeline_ = *std::move(timeline);
   }
   if (IsRecorded(steps_)) {

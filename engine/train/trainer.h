@@ -115,6 +115,9 @@ class Trainer {
   // Returns the error that made the last step fail for good, so that values
   // cannot be trusted. Calls AwaitOutcome. LOCAL.
   absl::Status CheckNotFailed();
+  // Returns whether it is known that CheckNotFailed returns an error. LOCAL,
+  // never waits.
+  bool has_failed() const { return !failed_.ok(); }
   // Returns step() as if the last step was not skipped; identical on all ranks,
   // also where only some have settled. LOCAL, never waits.
   int64_t step_at_most() const { return step_at_most_; }

@@ -20,7 +20,6 @@
 #include "base/trace/exposed.h"
 #include "comm/fake_communicator_test_util.h"
 #include "comm/world/world.h"
-#include "config/reader/json_reader.h"
 #include "engine/engine.h"
 #include "engine/observe/monitor.h"
 #include "gmock/gmock.h"
@@ -40,7 +39,6 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::Gt;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::Key;
 using ::testing::Not;
 using ::testing::SizeIs;
@@ -208,21 +206,6 @@ TEST_F(MonitorsTest, DeepSpeedsNamesAreInItsLayout) {
     ++events;
   }
   EXPECT_EQ(events, 1);
-}
-
-TEST_F(MonitorsTest, RunJsonSaysWhatItIs) {
-  (void)LossesOf(Spec(3, Jsonl(folder_.path())));
-  const auto text = ReadWholeFile(folder_ / "run/run.json");
-  TESSERA_ASSERT_OK(text.status());
-  TESSERA_ASSERT_OK_AND_ASSIGN(const JsonValue run,
-                               ReadJson(*text, "run.json"));
-  EXPECT_EQ(run.Find("world_size")->number, kWorldSize);
-  EXPECT_EQ(run.Find("stage")->number, 3);
-  EXPECT_THAT(run.Find("hosts")->elements, SizeIs(kWorldSize));
-  EXPECT_THAT(run.Find("units")->elements, Not(IsEmpty()));
-  EXPECT_GT(run.Find("parameters")->number, 0);
-  EXPECT_EQ(
-      run.Find("config")->Find("zero_optimization")->Find("stage")->number, 3);
 }
 
 // A program adds numbers of its own.

@@ -1,0 +1,20 @@
+// Text of files in a page.
+#ifndef REPORT_HTML_TEXT_H_
+#define REPORT_HTML_TEXT_H_
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace tessera {
+
+// Escapes text for an element or an attribute. Control characters and bytes
+// that are not UTF-8, which XML may not hold, become U+FFFD.
+std::string EscapeHtml(absl::string_view text);
+
+// Returns a link to a file in the page's own folder, which EscapeHtml is still
+// to be called for.
+std::string LinkTo(absl::string_view file_name);
+
+}  // namespace tessera
+#endif  // REPORT_HTML_TEXT_H_
