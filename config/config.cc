@@ -22,6 +22,7 @@
 #include "config/reader/faults.h"
 #include "config/reader/field_rules.h"
 #include "config/reader/json_reader.h"
+#include "config/reader/overrides.h"
 #include "config/reader/proto_reader.h"
 #include "config/resolve_autos.h"
 #include "config/validate.h"
@@ -135,9 +136,15 @@ bool IsTextProto(absl::string_view file_name) {
 }
 
 absl::Status ReadOnce(absl::string_view text, absl::string_view file_name,
-                      UnknownKeys unknown_keys, proto::Config* config,
+                      UnknownKeys unknown_keys,
+                      const ConfigOverrides& overrides, proto::Config* config,
                       ReadRecord* record) {
   if (IsTextProto(file_name)) {
+    if (!overrides.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file_name, ": --set ", overrides[0],
+                       ": expected a configuration in JSON"));
+    }
     ReadProtoFromText(text, config, record, unknown_keys);
     // The message is incomplete, so nothing sensible can be said about the
     // rest.
@@ -146,8 +153,9 @@ absl::Status ReadOnce(absl::string_view text, absl::string_view file_name,
   }
   std::vector<JsonDuplicate> duplicates;
   TESSERA_ASSIGN_OR_RETURN(
-      const JsonValue root,
-      ReadJson(text, file_name, JsonLimits(), &duplicates));
+      JsonValue root, ReadJson(text, file_name, JsonLimits(), &duplicates));
+  TESSERA_RETURN_IF_ERROR(
+      ApplyOverrides(overrides, *config->GetDescriptor(), &root));
   ReadProtoFromJson(root, config, record, unknown_keys);
   for (const JsonDuplicate& each : duplicates) {
     record->faults.push_back(
@@ -162,18 +170,18 @@ absl::Status ReadOnce(absl::string_view text, absl::string_view file_name,
 // Reads in two passes: whether unknown keys are faults may come after them in
 // the file.
 absl::Status Read(absl::string_view text, absl::string_view file_name,
-                  bool ignore_unknown, proto::Config* config,
-                  ReadRecord* record) {
+                  bool ignore_unknown, const ConfigOverrides& overrides,
+                  proto::Config* config, ReadRecord* record) {
   UnknownKeys keys = UnknownKeys::kNotes;
   if (!ignore_unknown) {
-    TESSERA_RETURN_IF_ERROR(
-        ReadOnce(text, file_name, UnknownKeys::kForeign, config, record));
+    TESSERA_RETURN_IF_ERROR(ReadOnce(text, file_name, UnknownKeys::kForeign,
+                                     overrides, config, record));
     if (!config->has_unknown_keys()) return absl::OkStatus();
     if (config->unknown_keys() != "warn") keys = UnknownKeys::kFaults;
     config->Clear();
     *record = ReadRecord();
   }
-  return ReadOnce(text, file_name, keys, config, record);
+  return ReadOnce(text, file_name, keys, overrides, config, record);
 }
 
 // Appends the hint to the last unknown key, so that it appears once.
@@ -192,7 +200,9 @@ void SayHowToIgnore(absl::string_view file_name,
 
 std::string FormatFault(const ConfigFault& fault, absl::string_view file_name) {
   std::string text;
-  if (fault.position) {
+  if (fault.position && fault.position->line == kOverride.line) {
+    text = "--set ";
+  } else if (fault.position) {
     absl::StrAppend(&text, FormatPosition(file_name, *fault.position), ": ");
   } else if (!file_name.empty()) {
     absl::StrAppend(&text, file_name, ": ");
@@ -219,35 +229,38 @@ absl::Status OfFile(const absl::Status& error, const std::string& path) {
                    "launcher read the configuration: write it to a file"));
 }
 
-absl::StatusOr<proto::Communication> CommunicationOf(const std::string& path,
-                                                     bool ignore_unknown) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string text,
-                           ReadWholeFile(path, kMaxFileBytes));
+}  // namespace
+
+absl::StatusOr<proto::Communication> ParseCommunication(
+    absl::string_view text, absl::string_view file_name, bool ignore_unknown,
+    const ConfigOverrides& overrides) {
   proto::Config config;
   ReadRecord record;
-  TESSERA_RETURN_IF_ERROR(Read(text, path, ignore_unknown, &config, &record));
+  TESSERA_RETURN_IF_ERROR(
+      Read(text, file_name, ignore_unknown, overrides, &config, &record));
   std::vector<ConfigFault> faults;
   for (const ConfigFault& fault : record.faults) {
     // A text that is no message at all has the empty path.
     if (PathsOverlap(fault.path, "communication")) faults.push_back(fault);
   }
-  SayHowToIgnore(path, &faults);
+  SayHowToIgnore(file_name, &faults);
   proto::Config section;
   *section.mutable_communication() = config.communication();
   Faults found(&record);
   CheckFields(&section, &found);
   CheckCommunication(section.communication(), &found);
   for (ConfigFault& fault : found.Take()) faults.push_back(std::move(fault));
-  if (!faults.empty()) return ErrorOf(faults, path);
+  if (!faults.empty()) return ErrorOf(faults, file_name);
   return section.communication();
 }
 
-}  // namespace
-
-absl::StatusOr<proto::Communication> LoadCommunication(const std::string& path,
-                                                       bool ignore_unknown) {
+absl::StatusOr<proto::Communication> LoadCommunication(
+    const std::string& path, bool ignore_unknown,
+    const ConfigOverrides& overrides) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                           ReadWholeFile(path, kMaxFileBytes));
   absl::StatusOr<proto::Communication> section =
-      CommunicationOf(path, ignore_unknown);
+      ParseCommunication(text, path, ignore_unknown, overrides);
   if (!section.ok()) return OfFile(section.status(), path);
   return section;
 }
@@ -256,10 +269,11 @@ absl::StatusOr<ConfigReport> ReadConfig(absl::string_view text,
                                         absl::string_view file_name,
                                         int world_size,
                                         const AutoValues& values,
-                                        bool ignore_unknown) {
+                                        bool ignore_unknown,
+                                        const ConfigOverrides& overrides) {
   ConfigReport report;
-  TESSERA_RETURN_IF_ERROR(
-      Read(text, file_name, ignore_unknown, &report.config, &report.record));
+  TESSERA_RETURN_IF_ERROR(Read(text, file_name, ignore_unknown, overrides,
+                               &report.config, &report.record));
   report.written = report.config;
   Resolve(world_size, values, &report);
   Prepend(report.record.faults, &report.faults);
@@ -278,10 +292,11 @@ absl::StatusOr<std::string> ReadConfigFile(const std::string& path) {
 absl::StatusOr<proto::Config> LoadConfig(const std::string& path,
                                          int world_size,
                                          const AutoValues& values,
-                                         bool ignore_unknown) {
+                                         bool ignore_unknown,
+                                         const ConfigOverrides& overrides) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadConfigFile(path));
   const absl::StatusOr<ConfigReport> report =
-      ReadConfig(text, path, world_size, values, ignore_unknown);
+      ReadConfig(text, path, world_size, values, ignore_unknown, overrides);
   if (!report.ok()) return OfFile(report.status(), path);
   if (report->faults.empty()) LogNotes(report->notes, path);
   absl::StatusOr<proto::Config> config = ConfigOf(*report, path);
@@ -292,10 +307,18 @@ absl::StatusOr<proto::Config> LoadConfig(const std::string& path,
 absl::StatusOr<proto::Config> ParseConfig(absl::string_view text,
                                           absl::string_view file_name,
                                           int world_size,
-                                          const AutoValues& values) {
+                                          const AutoValues& values,
+                                          const ConfigOverrides& overrides) {
   TESSERA_ASSIGN_OR_RETURN(const ConfigReport report,
-                           ReadConfig(text, file_name, world_size, values));
+                           ReadConfig(text, file_name, world_size, values,
+                                      /*ignore_unknown=*/false, overrides));
   return ConfigOf(report, file_name);
+}
+
+absl::StatusOr<proto::Config> ConfigFromJson(absl::string_view json,
+                                             int world_size,
+                                             const ConfigOverrides& overrides) {
+  return ParseConfig(json, "<code>", world_size, {}, overrides);
 }
 
 absl::StatusOr<proto::Config> ResolveConfig(const proto::Config& config,

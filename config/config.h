@@ -14,7 +14,6 @@
 // of the file, joined by "; ", each as
 //   file:line:column: path.of.key: what is wrong
 //
-//
 // Where DeepSpeed ignores or defaults silently, this refuses, or logs a note:
 // unknown keys (the message offers the nearest name; they are notes with
 // "unknown_keys": "warn", or `ignore_unknown` below), numbers in quotes, batch
@@ -22,11 +21,11 @@
 // config/auto_values.h resolves "auto". docs/config.md lists the keys. A key
 // that is right but not supported in this version is accepted here and refused
 // by Engine::Create (CheckRunnable).
-// Engine::Create (CheckRunnable).
 #ifndef CONFIG_CONFIG_H_
 #define CONFIG_CONFIG_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -36,21 +35,35 @@
 
 namespace tessera {
 
+// Keys that replace those of a file, or are added to it, before it is completed
+// and checked, in order: "zero_optimization.stage=1", "optimizer.type=AdamW",
+// "optimizer.params.betas=[0.9, 0.95]". Each is KEY=VALUE: the dotted path of a
+// key, and JSON or a word that needs no quotes. Their faults are those of a
+// file, with "--set" in the place of file, line and column.
+using ConfigOverrides = std::vector<std::string>;
+
 // Reads, completes and checks a file: protobuf text format if the name ends in
 // .textproto or .pbtxt, JSON otherwise. Returns NotFound with the path if there
 // is none, and InvalidArgument as above. Rank 0 logs the notes, each once.
 // LOCAL.
+// `overrides` need a JSON file.
 absl::StatusOr<proto::Config> LoadConfig(const std::string& path,
                                          int world_size,
                                          const AutoValues& values = {},
-                                         bool ignore_unknown = false);
+                                         bool ignore_unknown = false,
+                                         const ConfigOverrides& overrides = {});
 
 // Does what LoadConfig does for text in memory, without a log. `file_name` is
 // used in messages, and its ending selects the format.
-absl::StatusOr<proto::Config> ParseConfig(absl::string_view text,
-                                          absl::string_view file_name,
-                                          int world_size,
-                                          const AutoValues& values = {});
+absl::StatusOr<proto::Config> ParseConfig(
+    absl::string_view text, absl::string_view file_name, int world_size,
+    const AutoValues& values = {}, const ConfigOverrides& overrides = {});
+
+// Does what LoadConfig does for JSON in the program's own code, without a log.
+// Errors are "<code>:line:column: path.of.key: what is wrong". LOCAL.
+absl::StatusOr<proto::Config> ConfigFromJson(
+    absl::string_view json, int world_size,
+    const ConfigOverrides& overrides = {});
 
 // Returns Unimplemented with all that `config` asks for and this version does
 // not support. REQUIRES: `config` is completed. LOCAL.
@@ -60,7 +73,12 @@ absl::Status CheckRunnable(const proto::Config& config);
 // absent; an empty section if there is none. It looks at no other section, so
 // it needs no world size. Errors are those of LoadConfig.
 absl::StatusOr<proto::Communication> LoadCommunication(
-    const std::string& path, bool ignore_unknown = false);
+    const std::string& path, bool ignore_unknown = false,
+    const ConfigOverrides& overrides = {});
+// Does what LoadCommunication does for text in memory, as ParseConfig.
+absl::StatusOr<proto::Communication> ParseCommunication(
+    absl::string_view text, absl::string_view file_name,
+    bool ignore_unknown = false, const ConfigOverrides& overrides = {});
 
 // Completes and checks a Config made in code. The result has
 //   - the three batch numbers, with

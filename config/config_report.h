@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "config/auto_values.h"
+#include "config/config.h"
 #include "config/config.pb.h"
 #include "config/reader/proto_reader.h"
 
@@ -30,10 +31,12 @@ absl::StatusOr<ConfigReport> ReadConfig(absl::string_view text,
                                         absl::string_view file_name,
                                         int world_size,
                                         const AutoValues& values = {},
-                                        bool ignore_unknown = false);
+                                        bool ignore_unknown = false,
+                                        const ConfigOverrides& overrides = {});
 // Returns the file's text; NotFound, or OutOfRange above 16 MiB. LOCAL.
 absl::StatusOr<std::string> ReadConfigFile(const std::string& path);
-// Returns "file:line:column: path: what".
+// Returns "file:line:column: path: what", or "--set path: what" for what an
+// override has set.
 std::string FormatFault(const ConfigFault& fault, absl::string_view file_name);
 
 }  // namespace tessera

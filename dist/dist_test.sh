@@ -1,7 +1,8 @@
 #!/bin/bash
-# The archive is unpacked, CMake finds it, two programs are built against it
-# with the system's compiler, and run on two ranks: README's and a model of
-# somebody's own. Nothing of this build is used but libtorch.
+# The archive is unpacked, CMake finds it, three programs are built against it
+# with the system's compiler: README's and a model of somebody's own, which run on
+# two ranks, and docs/quickstart.md's, which has flags. Nothing of this build is
+# used but libtorch.
 #
 # usage: dist_test.sh ARCHIVE USER_FOLDER LIBRARY_OF_THIS_BUILD PAGE...
 set -euo pipefail
@@ -44,7 +45,7 @@ configure() {
     -DTORCH_ROOT="$2" > "${work}/cmake.log" 2>&1
 }
 builds=()
-for example in minimal user; do
+for example in minimal quickstart user; do
   configure "${example}" "${torch}" || { cat "${work}/cmake.log"; exit 1; }
   cmake --build "${work}/${example}" &
   builds+=($!)
@@ -55,9 +56,10 @@ cd "${home}/share/tessera"
 losses="$("${work}/minimal/minimal" --world=2)"
 echo "${losses}"
 [[ "$(wc -l <<< "${losses}")" == 20 ]]
-said="$("${work}/minimal/minimal" --wrld=2 2>&1)"
+said="$("${work}/minimal/minimal" --wrld=2 2>&1 || true)"
 [[ "${said}" == *'did you mean --world?'* ]]
 "${work}/user/user" "${work}/checkpoint" --world=2
+[[ "$("${work}/quickstart/train" --help)" == *'--dir  '*'--world=N  '* ]]
 "${home}/bin/tessera" config check examples/minimal/zero3.json > /dev/null
 [[ "$("${home}/bin/tessera" --help)" == *'checkpoint verify'* ]]
 # What needs libtorch says how it is found, and runs with it.

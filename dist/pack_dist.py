@@ -21,6 +21,7 @@ sys.dont_write_bytecode = True
 import pack  # pylint: disable=wrong-import-position
 
 PUBLIC = [
+    'absl/flags/flag.h',  # for flags that Start reads
     'base/system/process_end.h', 'base/thread/wait_clock.h',
     'data/distributed_order.h',
     'data/distributed_sampler.h', 'data/images/cifar.h',

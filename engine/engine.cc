@@ -16,12 +16,13 @@
 #include "engine/build/initial_sync.h"
 #include "engine/checkpoint/safetensors_loading.h"
 #include "engine/engine_impl.h"
+#include "engine/program/seeds.h"
+#include "engine/program/world_options.h"
 #include "engine/values/averages.h"
 #include "engine/values/model_report.h"
 #include "engine/values/moved_states.h"
 #include "engine/values/state_dict.h"
 #include "engine/values/summoned.h"
-#include "engine/world_options.h"
 #include "optim/algorithms/option_names.h"
 
 namespace tessera {
@@ -112,6 +113,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
     return built;
   }
   ReturnMemory(impl->model());
+  SeedThisRank();
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 

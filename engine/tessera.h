@@ -10,7 +10,7 @@
 #include "engine/engine.h"              // IWYU pragma: export
 #include "engine/observe/monitor.h"     // IWYU pragma: export
 #include "engine/plan/plan.h"           // IWYU pragma: export
-#include "engine/world_options.h"       // IWYU pragma: export
+#include "engine/program/start.h"       // IWYU pragma: export
 #include "monitor/progress_bar.h"       // IWYU pragma: export
 #include "sharding/flat/use.h"          // IWYU pragma: export
 #include "sharding/recompute/checkpointed/checkpointed_sequential.h"  // IWYU pragma: export

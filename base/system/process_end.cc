@@ -39,7 +39,9 @@ void EndProcess(ProcessEnd why, int code) {
     handler(why, code);
     if (why != ProcessEnd::kStuck) return;
   }
-  if (why == ProcessEnd::kPlanned) std::exit(code);
+  if (why == ProcessEnd::kPlanned || why == ProcessEnd::kUsage) {
+    std::exit(code);
+  }
   if (why == ProcessEnd::kLaunched) std::fflush(nullptr);
   _exit(code);
 }

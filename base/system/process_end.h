@@ -12,6 +12,9 @@ enum class ProcessEnd {
   // What was asked for in place of a training is done (--plan_world). By
   // default exit(code).
   kPlanned,
+  // --help is printed, or an argument is refused (Start). By default
+  // exit(code).
+  kUsage,
   // The ranks that this process has started (--world) have ended, and threads
   // that served them still run. By default _exit(code), after a flush of stdio.
   kLaunched,
@@ -24,8 +27,8 @@ enum class ProcessEnd {
 // end, with the exit code; null: the default again. Any thread. LOCAL.
 //
 // If it returns, the call that asked for the end returns Cancelled (kPlanned:
-// Engine::Create, kLaunched: Init); after kStuck the process ends all the same,
-// since what is stuck may never be destroyed.
+// Engine::Create, kLaunched: Init, kUsage: Start); after kStuck the process
+// ends all the same, since what is stuck may never be destroyed.
 void SetProcessEndHandler(
     std::function<void(ProcessEnd why, int code)> handler);
 

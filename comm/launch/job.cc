@@ -43,6 +43,93 @@ absl::StatusOr<PrefixOutput> ParsePrefix(absl::string_view flag,
   return FlagError(flag, "auto, on or off", value);
 }
 
+using ReadValue = absl::Status (*)(absl::string_view name,
+                                   absl::string_view value, JobFlags* flags);
+
+template <std::optional<int> JobFlags::*kField, int kMin, int kMax>
+absl::Status ReadInt(absl::string_view name, absl::string_view value,
+                     JobFlags* flags) {
+  TESSERA_ASSIGN_OR_RETURN(flags->*kField, ParseInt(name, value, kMin, kMax));
+  return absl::OkStatus();
+}
+
+absl::Status ReadRendezvous(absl::string_view name, absl::string_view value,
+                            JobFlags* flags) {
+  if (value.empty()) {
+    return FlagError(name, "env://, tcp://host:port or file:///path", value);
+  }
+  flags->rendezvous = std::string(value);
+  return absl::OkStatus();
+}
+
+absl::Status ReadPrefix(absl::string_view name, absl::string_view value,
+                        JobFlags* flags) {
+  TESSERA_ASSIGN_OR_RETURN(flags->prefix_output, ParsePrefix(name, value));
+  return absl::OkStatus();
+}
+
+absl::Status ReadGrace(absl::string_view name, absl::string_view value,
+                       JobFlags* flags) {
+  double seconds = 0;
+  if (!absl::SimpleAtod(value, &seconds) || !(seconds >= 0)) {
+    return FlagError(name, "a number of seconds, at least 0", value);
+  }
+  flags->grace = absl::Seconds(seconds);
+  return absl::OkStatus();
+}
+
+absl::Status ReadStartupTimeout(absl::string_view name, absl::string_view value,
+                                JobFlags* flags) {
+  double seconds = 0;
+  if (!absl::SimpleAtod(value, &seconds) || !(seconds > 0)) {
+    return FlagError(name, "a positive number of seconds", value);
+  }
+  flags->startup_timeout = absl::Seconds(seconds);
+  return absl::OkStatus();
+}
+
+absl::Status ReadBinding(absl::string_view name, absl::string_view value,
+                         JobFlags* flags) {
+  if (value != "node" && value != "off") {
+    return FlagError(name, "node or off", value);
+  }
+  flags->numa_binding = value == "node";
+  return absl::OkStatus();
+}
+
+// A flag is read where it is described, so that --help has all of them.
+const struct FlagRow {
+  JobFlagHelp help;
+  ReadValue read;
+} kFlags[] = {
+    {{"world", "N", "Start N ranks on this host."},
+     ReadInt<&JobFlags::world, 1, kMaxWorldSize>},
+    {{"grace", "SECONDS",
+      "Time that ranks of --world have to end after a signal. Default: 10; "
+      "inf: no limit."},
+     ReadGrace},
+    {{"prefix_output", "auto|on|off",
+      "Lines of ranks that begin with [rank]: auto (default) stderr, on also "
+      "stdout, off none."},
+     ReadPrefix},
+    {{"rank", "R", "Number of this rank. Default: what the launcher says."},
+     ReadInt<&JobFlags::rank, 0, kMaxWorldSize - 1>},
+    {{"world_size", "W", "Number of ranks. Default: what the launcher says."},
+     ReadInt<&JobFlags::world_size, 1, kMaxWorldSize>},
+    {{"rendezvous", "URL",
+      "Where ranks meet: env:// (default), tcp://host:port or file:///path."},
+     ReadRendezvous},
+    {{"startup_timeout", "SECONDS",
+      "Time in which all ranks have to come. Default: 60."},
+     ReadStartupTimeout},
+    {{"numa_binding", "node|off",
+      "Bind each rank to its share of the host's memory nodes. Default: off."},
+     ReadBinding},
+    {{"plan_world", "N",
+      "Print what each of N ranks would hold, and end without training."},
+     ReadInt<&JobFlags::plan_world, 1, kMaxWorldSize>},
+};
+
 // How many arguments are one of our flags, whose value is then in `flags`:
 // --name=value, or --name and `next`.
 absl::StatusOr<int> ReadFlag(absl::string_view arg, absl::string_view next,
@@ -56,46 +143,12 @@ absl::StatusOr<int> ReadFlag(absl::string_view arg, absl::string_view next,
                                       ? arg.substr(equals + 1)
                                   : apart ? next
                                           : absl::string_view();
-  if (name == "world") {
-    TESSERA_ASSIGN_OR_RETURN(flags->world,
-                             ParseInt(name, value, 1, kMaxWorldSize));
-  } else if (name == "rank") {
-    TESSERA_ASSIGN_OR_RETURN(flags->rank,
-                             ParseInt(name, value, 0, kMaxWorldSize - 1));
-  } else if (name == "world_size") {
-    TESSERA_ASSIGN_OR_RETURN(flags->world_size,
-                             ParseInt(name, value, 1, kMaxWorldSize));
-  } else if (name == "plan_world") {
-    TESSERA_ASSIGN_OR_RETURN(flags->plan_world,
-                             ParseInt(name, value, 1, kMaxWorldSize));
-  } else if (name == "startup_timeout") {
-    double seconds = 0;
-    if (!absl::SimpleAtod(value, &seconds) || !(seconds > 0)) {
-      return FlagError(name, "a positive number of seconds", value);
-    }
-    flags->startup_timeout = absl::Seconds(seconds);
-  } else if (name == "rendezvous") {
-    if (value.empty()) {
-      return FlagError(name, "env://, tcp://host:port or file:///path", value);
-    }
-    flags->rendezvous = std::string(value);
-  } else if (name == "prefix_output") {
-    TESSERA_ASSIGN_OR_RETURN(flags->prefix_output, ParsePrefix(name, value));
-  } else if (name == "grace") {
-    double seconds = 0;
-    if (!absl::SimpleAtod(value, &seconds) || !(seconds >= 0)) {
-      return FlagError(name, "a number of seconds, at least 0", value);
-    }
-    flags->grace = absl::Seconds(seconds);
-  } else if (name == "numa_binding") {
-    if (value != "node" && value != "off") {
-      return FlagError(name, "node or off", value);
-    }
-    flags->numa_binding = value == "node";
-  } else {
-    return 0;
+  for (const FlagRow& row : kFlags) {
+    if (name != row.help.name) continue;
+    TESSERA_RETURN_IF_ERROR(row.read(name, value, flags));
+    return apart ? 2 : 1;
   }
-  return apart ? 2 : 1;
+  return 0;
 }
 
 // The flag's value, or the launcher's.
@@ -162,6 +215,12 @@ absl::Status FindMeetingPlace(const JobFlags& flags, const JobSources& sources,
 }
 
 }  // namespace
+
+std::vector<JobFlagHelp> AllJobFlags() {
+  std::vector<JobFlagHelp> all;
+  for (const FlagRow& row : kFlags) all.push_back(row.help);
+  return all;
+}
 
 absl::StatusOr<JobFlags> TakeJobFlags(int* argc, char** argv) {
   JobFlags flags;

@@ -27,6 +27,15 @@ struct JobFlags {
   std::optional<bool> numa_binding;
 };
 
+// JobFlagHelp is what a program's --help says of a flag.
+struct JobFlagHelp {
+  const char* name;
+  const char* value;  // what stands for its value: "N"
+  const char* text;
+};
+// Returns all flags that TakeJobFlags takes, in the order of their use.
+std::vector<JobFlagHelp> AllJobFlags();
+
 // Takes the flags out of argv, except those after "--". Returns InvalidArgument
 // with the flag whose value is invalid; then argv is left as it was.
 absl::StatusOr<JobFlags> TakeJobFlags(int* argc, char** argv);

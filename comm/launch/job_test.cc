@@ -119,6 +119,23 @@ TEST(TakeJobFlagsTest, RefusesByName) {
   }
 }
 
+// --help has a line for each, and each of them is read.
+TEST(AllJobFlagsTest, AreTaken) {
+  const std::vector<JobFlagHelp> flags = AllJobFlags();
+  EXPECT_EQ(flags.size(), 9u);
+  for (const JobFlagHelp& flag : flags) {
+    EXPECT_NE(std::string(flag.text), "") << flag.name;
+    std::string value = std::string(flag.value);
+    value = value.substr(0, value.find('|'));
+    if (value == "N" || value == "R" || value == "W" || value == "SECONDS") {
+      value = "3";
+    }
+    Args args({"prog", std::string("--") + flag.name + "=" + value});
+    TESSERA_EXPECT_OK(TakeJobFlags(&args.argc, args.argv).status());
+    EXPECT_EQ(args.argc, 1) << flag.name;
+  }
+}
+
 class FindJobTest : public testing::Test {
  protected:
   void Set(const char* name, const char* value) {

@@ -365,13 +365,6 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
   return world;
 }
 
-absl::StatusOr<std::vector<char*>> WithoutInitFlags(int argc, char** argv) {
-  std::vector<char*> rest(argv, argv + argc + 1);  // nullptr ends it
-  TESSERA_RETURN_IF_ERROR(TakeJobFlags(&argc, rest.data()).status());
-  rest.resize(static_cast<size_t>(argc));
-  return rest;
-}
-
 void Shutdown() {
   World* world = nullptr;
   {

@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// Options of Init; WorldOptionsFrom (engine/world_options.h) makes them from a
+// Options of Init; WorldOptionsFrom (engine/program/start.h) makes them from a
 // configuration.
 struct WorldOptions {
   // "auto": nccl where this build has CUDA and every rank has a GPU of its own;
@@ -121,6 +121,24 @@ class World {
 // PermissionDenied if the file of file:// is not for this user alone.
 absl::StatusOr<const World*> Init(int* argc, char** argv,
                                   WorldOptions options = {});
+
+// InitFlag is what a program's --help says of a flag of Init's.
+struct InitFlag {
+  std::string name, value;  // "world", "N"
+  std::string text;         // "Start N ranks on this host."
+};
+// Returns all flags that Init reads.
+std::vector<InitFlag> InitFlags();
+
+// InitArguments are the arguments of a program, taken apart.
+struct InitArguments {
+  std::vector<char*> rest;  // what Init leaves, argv[0] first
+  int world = 0;            // the value of --world; 0 without it
+  int plan_world = 0;       // the value of --plan_world; 0 without it
+};
+// Takes Init's flags out, and leaves argv as it is. LOCAL. InvalidArgument as
+// Init.
+absl::StatusOr<InitArguments> SplitInitFlags(int argc, char** argv);
 
 // Returns the arguments that Init leaves, for a program whose own flags name
 // the configuration from which it makes Init's options. LOCAL. InvalidArgument

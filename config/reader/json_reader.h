@@ -27,6 +27,9 @@ struct JsonPosition {
   int column = 1;
 };
 
+// The position of what no file has (config/reader/overrides.h).
+inline constexpr JsonPosition kOverride = {0, 0};
+
 enum class JsonKind { kNull, kBool, kNumber, kString, kArray, kObject };
 
 // Returns "null", "a boolean", "a number", "a string", "an array" or "an
@@ -85,7 +88,7 @@ absl::StatusOr<JsonValue> ReadJson(
 // written.
 std::string ToJsonText(const JsonValue& value);
 
-// Returns "file_name:line:column".
+// Returns "file_name:line:column", or "--set" for kOverride.
 std::string FormatPosition(absl::string_view file_name, JsonPosition position);
 
 }  // namespace tessera

@@ -63,6 +63,7 @@ std::string ToJsonText(const JsonValue& value) {
 }
 
 std::string FormatPosition(absl::string_view file_name, JsonPosition position) {
+  if (position.line == kOverride.line) return "--set";
   return absl::StrCat(file_name, ":", position.line, ":", position.column);
 }
 

@@ -12,7 +12,6 @@
 #include <string>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "engine/tessera.h"
 #include "torch/torch.h"
 
@@ -52,15 +51,18 @@ at::Tensor Loss(nn::Sequential& critic, const at::Tensor& points, bool real) {
 
 class Gan {
  public:
-  static absl::StatusOr<std::unique_ptr<Gan>> Create() {
+  static absl::StatusOr<std::unique_ptr<Gan>> Create(
+      const tessera::StartedJob& job) {
     auto gan = std::make_unique<Gan>();
+    TESSERA_ASSIGN_OR_RETURN(const auto generator,
+                             job.Load(absl::GetFlag(FLAGS_generator)));
+    TESSERA_ASSIGN_OR_RETURN(const auto critic,
+                             job.Load(absl::GetFlag(FLAGS_critic)));
     TESSERA_ASSIGN_OR_RETURN(
         gan->generator_engine_,
-        tessera::Engine::Create(gan->generator_,
-                                absl::GetFlag(FLAGS_generator)));
-    TESSERA_ASSIGN_OR_RETURN(
-        gan->critic_engine_,
-        tessera::Engine::Create(gan->critic_, absl::GetFlag(FLAGS_critic)));
+        tessera::Engine::Create(gan->generator_, generator));
+    TESSERA_ASSIGN_OR_RETURN(gan->critic_engine_,
+                             tessera::Engine::Create(gan->critic_, critic));
     gan->batch_ =
         gan->critic_engine_->config().train_micro_batch_size_per_gpu();
     return gan;
@@ -138,10 +140,14 @@ class Gan {
 };
 
 absl::Status Run(int argc, char** argv) {
-  TESSERA_ASSIGN_OR_RETURN(const auto* world, tessera::Init(&argc, argv));
-  absl::ParseCommandLine(argc, argv);
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto job,
+      tessera::Start(&argc, argv,
+                     {.about = "trains two modules against each other",
+                      .reads_config = false}));
+  const tessera::World* const world = job.world;
   at::manual_seed(1);  // the same initial values on all ranks
-  TESSERA_ASSIGN_OR_RETURN(auto gan, Gan::Create());
+  TESSERA_ASSIGN_OR_RETURN(auto gan, Gan::Create(job));
   at::manual_seed(100 + world->rank());  // points differ between ranks
   if (const std::string dir = absl::GetFlag(FLAGS_resume); !dir.empty()) {
     TESSERA_RETURN_IF_ERROR(gan->Load(dir));
@@ -172,11 +178,4 @@ absl::Status Run(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line to a file, too
-  const absl::Status status =
-      tessera::CatchTorch("gan", [&] { return Run(argc, argv); });
-  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  tessera::Shutdown();
-  return status.ok() ? 0 : 1;
-}
+TESSERA_MAIN(Run)

@@ -4,11 +4,7 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
@@ -17,7 +13,6 @@ ABSL_FLAG(std::string, data, "", "The text: any file.");
 ABSL_FLAG(int64_t, held_out, TrainFlags().held_out,
           "Samples at the end of the text that are not trained on; their loss "
           "after --steps is reported.");
-ABSL_FLAG(std::string, config, TrainFlags().config, "DeepSpeed-style JSON.");
 ABSL_FLAG(bool, ignore_unknown, false,
           "Unknown keys of --config are ignored, with a warning each.");
 ABSL_FLAG(int64_t, stage, -1, "ZeRO stage, 0 to 3; -1: the config's.");
@@ -111,28 +106,22 @@ absl::Status Check(const TrainFlags& flags) {
 
 }  // namespace
 
-void SetTrainUsage() {
-  absl::SetProgramUsageMessage(
-      "trains a byte-level GPT on a file, in shards.\n\n"
-      "  train --data FILE [--world=N] [options]\n\n"
-      "--world=N starts N ranks on this machine; launchers such as torchrun "
-      "start them too.");
-  // Otherwise absl would show the flags of train.cc, which has none.
-  absl::FlagsUsageConfig usage;
-  usage.contains_help_flags = [](absl::string_view file) {
-    return absl::EndsWith(file, "examples/gpt/flags.cc");
-  };
-  absl::SetFlagsUsageConfig(usage);
+std::vector<std::string> ConfigKeys(const TrainFlags& flags) {
+  std::vector<std::string> keys;
+  if (flags.stage >= 0) {
+    keys.push_back(absl::StrCat("zero_optimization.stage=", flags.stage));
+  }
+  if (!flags.dtype.empty()) {
+    for (const char* const dtype : {"bf16", "fp16"}) {
+      keys.push_back(absl::StrCat(
+          dtype, ".enabled=", flags.dtype == dtype ? "true" : "false"));
+    }
+  }
+  return keys;
 }
 
-absl::StatusOr<TrainFlags> ParseTrainFlags(int argc, char** argv) {
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
-  if (rest.size() > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("unknown argument '", rest[1], "'; see --help"));
-  }
+absl::StatusOr<TrainFlags> ReadTrainFlags() {
   TrainFlags flags;
-  flags.config = absl::GetFlag(FLAGS_config);
   flags.ignore_unknown = absl::GetFlag(FLAGS_ignore_unknown);
   flags.stage = absl::GetFlag(FLAGS_stage);
   flags.dtype = absl::GetFlag(FLAGS_dtype);

@@ -1,16 +1,16 @@
-// The command line of examples/gpt:train, which absl's flags read.
+// The flags of examples/gpt:train.
 #ifndef EXAMPLES_GPT_FLAGS_H_
 #define EXAMPLES_GPT_FLAGS_H_
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "examples/gpt/gpt.h"
 #include "examples/text/generate.h"
 
 struct TrainFlags {
-  std::string config = "examples/gpt/zero3.json";
   int64_t stage = -1;    // -1: the config's
   std::string dtype;     // fp32, bf16, fp16; "": the config's
   int64_t steps = 100;   // trained first; then the state is saved
@@ -33,13 +33,10 @@ struct TrainFlags {
   bool quiet = false;
 };
 
-// Tells absl what --help prints. Once in a process, before ParseTrainFlags.
-void SetTrainUsage();
-
-// Reads a command line without Init's flags (WithoutInitFlags). A flag that is
-// unknown, or whose value is not of its type, ends the process with absl's
-// message, as --help does. Returns InvalidArgument with one line that names the
-// flag whose value does not fit.
-absl::StatusOr<TrainFlags> ParseTrainFlags(int argc, char** argv);
+// Returns the values that absl's flags have. Returns InvalidArgument with one
+// line that names the flag whose value does not fit.
+absl::StatusOr<TrainFlags> ReadTrainFlags();
+// Returns the keys of the configuration that they set.
+std::vector<std::string> ConfigKeys(const TrainFlags& flags);
 
 #endif  // EXAMPLES_GPT_FLAGS_H_

@@ -15,9 +15,8 @@
 #include "base/monotonic.h"
 #include "base/status.h"
 #include "base/torch/device_ledger.h"
-#include "base/torch_guard.h"
 #include "comm/world/world.h"
-#include "engine/world_options.h"
+#include "engine/program/start.h"
 #include "examples/gpt/flags.h"
 #include "examples/gpt/rank_memory.h"
 #include "examples/gpt/report.h"
@@ -120,26 +119,25 @@ void SayResults(const TrainFlags& flags, const RunReport& report, FILE* out) {
 }
 
 absl::Status Run(int argc, char** argv) {
-  // The flags are read before Init, since the configuration may say how the
-  // ranks communicate; without Init's own flags (--world, ...), which Init
-  // removes from argv.
-  TESSERA_ASSIGN_OR_RETURN(std::vector<char*> own,
-                           tessera::WithoutInitFlags(argc, argv));
-  TESSERA_ASSIGN_OR_RETURN(
-      const TrainFlags flags,
-      ParseTrainFlags(static_cast<int>(own.size()), own.data()));
-  TESSERA_ASSIGN_OR_RETURN(
-      const tessera::WorldOptions options,
-      tessera::WorldOptionsFrom(flags.config, {}, flags.ignore_unknown));
-  TESSERA_ASSIGN_OR_RETURN(const tessera::World* world,
-                           tessera::Init(&argc, argv, options));
-  const bool reports = world->rank() == 0;
+  TrainFlags flags;
+  tessera::StartOptions options;
+  options.about = "trains a byte-level GPT on a file, in shards";
+  options.config = "examples/gpt/zero3.json";
+  options.flags_read = [&](tessera::StartOptions* start) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(flags, ReadTrainFlags());
+    start->ignore_unknown = flags.ignore_unknown;
+    start->set = ConfigKeys(flags);
+    return absl::OkStatus();
+  };
+  TESSERA_ASSIGN_OR_RETURN(const tessera::StartedJob job,
+                           tessera::Start(&argc, argv, options));
+  const bool reports = job.world->rank() == 0;
   FILE* human = flags.json ? stderr : stdout;
   FILE* out = reports && !flags.quiet ? human : nullptr;
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
-                           Trainer::Create(flags, *world));
+                           Trainer::Create(flags, job));
   RunReport report;
-  report.world_size = world->world_size();
+  report.world_size = job.world->world_size();
   report.stage = trainer->engine().stage();
   report.held = trainer->engine().state_bytes();
   report.replicated = trainer->engine().replicated_state_bytes();
@@ -153,14 +151,4 @@ absl::Status Run(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line to a file, too
-  SetTrainUsage();
-  const absl::Status status =
-      tessera::CatchTorch("libtorch", [&] { return Run(argc, argv); });
-  if (!status.ok()) {
-    std::fprintf(stderr, "train: %s\n", std::string(status.message()).c_str());
-  }
-  tessera::Shutdown();
-  return status.ok() ? 0 : 1;
-}
+TESSERA_MAIN(Run)

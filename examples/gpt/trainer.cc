@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "ATen/Context.h"
 #include "ATen/Functions.h"
 #include "ATen/Parallel.h"
 #include "absl/strings/str_cat.h"
@@ -21,32 +20,18 @@ const char* Plural(int64_t count) { return count == 1 ? "" : "s"; }
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
-    const TrainFlags& flags, const tessera::World& world) {
-  auto trainer = std::unique_ptr<Trainer>(new Trainer(flags, world));
+    const TrainFlags& flags, const tessera::StartedJob& job) {
+  auto trainer = std::unique_ptr<Trainer>(new Trainer(flags, job));
   // What may fail on one rank alone comes first, and ranks agree on it, so that
   // no rank waits for one that has ended.
-  TESSERA_RETURN_IF_ERROR(
-      world.communicator()->AgreeOk(trainer->PrepareData(), "set-up"));
-  TESSERA_RETURN_IF_ERROR(world.communicator()->AgreeEqual(
+  TESSERA_RETURN_IF_ERROR(job.comm().AgreeOk(trainer->PrepareData(), "set-up"));
+  TESSERA_RETURN_IF_ERROR(job.comm().AgreeEqual(
       trainer->Agreed(), "model, data or steps (by flags)"));
   TESSERA_RETURN_IF_ERROR(trainer->MakeModel());
   return trainer;
 }
 
 absl::Status Trainer::PrepareData() {
-  const int ranks =
-      world_.plan_world() > 0 ? world_.plan_world() : world_.world_size();
-  TESSERA_ASSIGN_OR_RETURN(
-      config_,
-      tessera::LoadConfig(flags_.config, ranks, {}, flags_.ignore_unknown));
-  if (flags_.stage >= 0) {
-    config_.mutable_zero_optimization()->set_stage(
-        static_cast<int32_t>(flags_.stage));
-  }
-  if (!flags_.dtype.empty()) {
-    config_.mutable_bf16()->set_enabled(flags_.dtype == "bf16");
-    config_.mutable_fp16()->set_enabled(flags_.dtype == "fp16");
-  }
   if (flags_.data.empty()) return absl::OkStatus();
   TokenTextOptions options;
   options.path = flags_.data;
@@ -72,7 +57,7 @@ std::string Trainer::Agreed() const {
 }
 
 absl::Status Trainer::MakeModel() {
-  at::manual_seed(flags_.seed);  // the same initial values on all ranks
+  tessera::SeedAll(flags_.seed, world_);  // dropout differs between ranks
   model_ = Gpt(flags_.model);
   device_ = world_.device();
   for (const auto& parameter : model_->parameters()) {
@@ -93,7 +78,6 @@ absl::Status Trainer::MakeModel() {
     TESSERA_ASSIGN_OR_RETURN(
         loader_, text_->Load(config_.train_micro_batch_size_per_gpu(), world_));
   }
-  at::manual_seed(flags_.seed + 1 + world_.rank());  // dropout differs
   return absl::OkStatus();
 }
 

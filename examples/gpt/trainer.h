@@ -13,6 +13,7 @@
 #include "comm/world/world.h"
 #include "config/config.h"
 #include "engine/engine.h"
+#include "engine/program/start.h"
 #include "examples/gpt/flags.h"
 #include "examples/gpt/gpt.h"
 #include "examples/text/token_loader.h"
@@ -23,7 +24,7 @@ class Trainer {
   // Opens the data, makes the model and shards it. An error on one rank is
   // returned on all. COLLECTIVE.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(
-      const TrainFlags& flags, const tessera::World& world);
+      const TrainFlags& flags, const tessera::StartedJob& job);
 
   // Trains one optimizer step: one micro-batch per accumulation step, each of
   // this rank's own samples. Returns the mean loss over all of them and all
@@ -58,8 +59,8 @@ class Trainer {
   std::string Describe() const;
 
  private:
-  Trainer(const TrainFlags& flags, const tessera::World& world)
-      : flags_(flags), world_(world) {}
+  Trainer(const TrainFlags& flags, const tessera::StartedJob& job)
+      : flags_(flags), world_(*job.world), config_(job.config) {}
   absl::Status PrepareData();
   absl::Status MakeModel();
   at::Tensor Loss(const at::Tensor& tokens, const at::Tensor& targets);

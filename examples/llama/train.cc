@@ -11,12 +11,8 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "ATen/Context.h"
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "engine/tessera.h"
 #include "examples/llama/llama.h"
@@ -30,9 +26,6 @@ ABSL_FLAG(std::string, model, "examples/llama/tiny.json",
 ABSL_FLAG(bool, load, false,
           "The values, too, come from the safetensors files of the folder "
           "--model; otherwise they are drawn.");
-ABSL_FLAG(std::string, config, "examples/llama/zero3.json",
-          "Configuration of Tessera, DeepSpeed-style JSON.");
-ABSL_FLAG(int64_t, stage, -1, "ZeRO stage, 0 to 3; -1: the configuration's.");
 ABSL_FLAG(std::string, data, "",
           "Files of tokens, a pattern: llm.c's, or of --token_bytes each.");
 ABSL_FLAG(int64_t, token_bytes, 1,
@@ -52,14 +45,11 @@ ABSL_FLAG(std::string, prompt, "In the beginning ", "What they go on from.");
 
 namespace {
 
-absl::StatusOr<tessera::proto::Config> Configuration(int world_size) {
-  TESSERA_ASSIGN_OR_RETURN(
-      tessera::proto::Config config,
-      tessera::LoadConfig(absl::GetFlag(FLAGS_config), world_size));
-  if (const int64_t stage = absl::GetFlag(FLAGS_stage); stage >= 0) {
-    config.mutable_zero_optimization()->set_stage(static_cast<int>(stage));
+absl::Status CheckFlags(tessera::StartOptions*) {
+  if (absl::GetFlag(FLAGS_sample) > 0 && absl::GetFlag(FLAGS_prompt).empty()) {
+    return absl::InvalidArgumentError("--prompt: expected a text");
   }
-  return config;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::optional<TokenText>> OpenData(const LlamaOptions& model) {
@@ -144,46 +134,38 @@ absl::Status Export(tessera::Engine& engine, const LlamaOptions& options,
 }
 
 absl::Status Run(int argc, char** argv) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<char*> own,
-                           tessera::WithoutInitFlags(argc, argv));
-  absl::ParseCommandLine(static_cast<int>(own.size()), own.data());
-  if (absl::GetFlag(FLAGS_sample) > 0 && absl::GetFlag(FLAGS_prompt).empty()) {
-    return absl::InvalidArgumentError("--prompt: expected a text");
-  }
   TESSERA_ASSIGN_OR_RETURN(
-      const tessera::WorldOptions world_options,
-      tessera::WorldOptionsFrom(absl::GetFlag(FLAGS_config)));
-  TESSERA_ASSIGN_OR_RETURN(const tessera::World* const world,
-                           tessera::Init(&argc, argv, world_options));
+      const tessera::StartedJob job,
+      tessera::Start(&argc, argv,
+                     {.about = "trains a Llama in shards",
+                      .config = "examples/llama/zero3.json",
+                      .flags_read = CheckFlags}));
+  const tessera::World& world = *job.world;
   const std::string folder = absl::GetFlag(FLAGS_model);
   // An error on one rank is shared with all, so that none waits for it.
   const absl::StatusOr<LlamaOptions> read = ReadLlamaConfig(folder);
-  TESSERA_RETURN_IF_ERROR(
-      world->communicator()->AgreeOk(read.status(), "the model"));
+  TESSERA_RETURN_IF_ERROR(job.comm().AgreeOk(read.status(), "the model"));
   const LlamaOptions& options = *read;
-  TESSERA_ASSIGN_OR_RETURN(const tessera::proto::Config config,
-                           Configuration(world->world_size()));
   absl::StatusOr<std::optional<TokenText>> data = OpenData(options);
-  TESSERA_RETURN_IF_ERROR(
-      world->communicator()->AgreeOk(data.status(), "the data"));
+  TESSERA_RETURN_IF_ERROR(job.comm().AgreeOk(data.status(), "the data"));
 
-  at::manual_seed(absl::GetFlag(FLAGS_seed));  // the same values on all ranks
+  tessera::SeedAll(absl::GetFlag(FLAGS_seed), world);
   Llama model(options);
   tessera::EngineOptions engine_options;
-  engine_options.device = world->device();
+  engine_options.device = world.device();
   TESSERA_ASSIGN_OR_RETURN(
       const std::unique_ptr<tessera::Engine> engine,
-      tessera::Engine::Create(model, config, engine_options));
+      tessera::Engine::Create(model, job.config, engine_options));
   if (absl::GetFlag(FLAGS_load)) {
     TESSERA_RETURN_IF_ERROR(engine->LoadSafetensors(folder).status());
   }
   if (data->has_value()) {
     TESSERA_ASSIGN_OR_RETURN(const bool finished,
-                             Train(model, *engine, **data, *world));
+                             Train(model, *engine, **data, world));
     if (!finished) return engine->Close();
   }
   if (!absl::GetFlag(FLAGS_out).empty()) {
-    TESSERA_RETURN_IF_ERROR(Export(*engine, options, world->rank()));
+    TESSERA_RETURN_IF_ERROR(Export(*engine, options, world.rank()));
   }
   if (absl::GetFlag(FLAGS_sample) > 0) {
     GenerateOptions how;
@@ -192,10 +174,10 @@ absl::Status Run(int argc, char** argv) {
     how.seed = absl::GetFlag(FLAGS_seed);
     const auto tokens = Generate(
         [&](const at::Tensor& seen) {
-          return model->forward(seen.to(world->device()));
+          return model->forward(seen.to(world.device()));
         },
         TokensOf(absl::GetFlag(FLAGS_prompt)), how);
-    if (world->rank() == 0) {
+    if (world.rank() == 0) {
       std::printf("%s\n", Printable(TextOf(tokens)).c_str());
     }
   }
@@ -204,14 +186,4 @@ absl::Status Run(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line to a file, too
-  absl::SetProgramUsageMessage("trains a Llama in shards; see README.md");
-  const absl::Status status =
-      tessera::CatchTorch("llama", [&] { return Run(argc, argv); });
-  if (!status.ok()) {
-    std::fprintf(stderr, "llama: %s\n", std::string(status.message()).c_str());
-  }
-  tessera::Shutdown();
-  return status.ok() ? 0 : 1;
-}
+TESSERA_MAIN(Run)

@@ -22,15 +22,16 @@ for i in $(seq 400); do
   echo "${i} And the evening and the morning were day ${i}."
 done > "${folder}/text"
 
-whole="$(run --steps=12 --stage=3)"
+whole="$(run --steps=12 --set zero_optimization.stage=3)"
 echo "${whole}"
 awk '$1 == "step" { if (!n++) first = $4; last = $4 }
      END { exit !(n == 12 && last < first - 1) }' <<< "${whole}" ||
   fail "expected 12 losses, the last lower by 1"
 
-run --steps=7 --stage=3 --checkpoints="${folder}/run" > "${folder}/first"
-resumed="$(run --steps=12 --stage=1 --checkpoints="${folder}/run" \
-  --out="${folder}/out" --sample=20)"
+run --steps=7 --set zero_optimization.stage=3 --checkpoints="${folder}/run" \
+  > "${folder}/first"
+resumed="$(run --steps=12 --set zero_optimization.stage=1 \
+  --checkpoints="${folder}/run" --out="${folder}/out" --sample=20)"
 [[ "$(grep '^step' <<< "${whole}")" == \
   "$(cat "${folder}/first"; grep '^step' <<< "${resumed}")" ]] ||
   fail "the resumed run's losses are others: ${resumed}"

@@ -9,12 +9,8 @@
 #include <cstdio>
 #include <memory>
 #include <string>
-#include <vector>
 
-#include "ATen/Context.h"
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "engine/tessera.h"
@@ -26,8 +22,6 @@
 
 ABSL_FLAG(std::string, model, "",
           "The base: a folder of config.json and safetensors files.");
-ABSL_FLAG(std::string, config, "examples/lora/zero3.json",
-          "Configuration of Tessera, DeepSpeed-style JSON.");
 ABSL_FLAG(std::string, data, "", "A text, any file; a token is a byte.");
 ABSL_FLAG(int64_t, steps, 100, "Optimizer steps, those of --resume too.");
 ABSL_FLAG(int64_t, seq, 64, "Tokens that the model is given at once.");
@@ -108,13 +102,12 @@ absl::Status SaveMerged(const Lora& lora, tessera::Engine& engine,
 }
 
 // Reads the base into shards of a model that has adapters. COLLECTIVE.
-absl::StatusOr<std::unique_ptr<tessera::Engine>> Shard(Llama& model,
-                                                       const Lora& lora) {
+absl::StatusOr<std::unique_ptr<tessera::Engine>> Shard(
+    Llama& model, const Lora& lora, const tessera::StartedJob& job) {
   tessera::EngineOptions options;
-  options.device = tessera::World::Current()->device();
-  TESSERA_ASSIGN_OR_RETURN(
-      auto engine,
-      tessera::Engine::Create(model, absl::GetFlag(FLAGS_config), options));
+  options.device = job.world->device();
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           tessera::Engine::Create(model, job.config, options));
   tessera::LoadSafetensorsOptions load;
   TESSERA_ASSIGN_OR_RETURN(load.names, lora.BaseNames());
   TESSERA_RETURN_IF_ERROR(
@@ -135,19 +128,15 @@ void SayWhatIsHeld(const char* when, uint64_t hash,
 }
 
 absl::Status Run(int argc, char** argv) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<char*> own,
-                           tessera::WithoutInitFlags(argc, argv));
-  absl::ParseCommandLine(static_cast<int>(own.size()), own.data());
   TESSERA_ASSIGN_OR_RETURN(
-      const tessera::WorldOptions world_options,
-      tessera::WorldOptionsFrom(absl::GetFlag(FLAGS_config)));
-  TESSERA_ASSIGN_OR_RETURN(const tessera::World* const world,
-                           tessera::Init(&argc, argv, world_options));
+      const tessera::StartedJob job,
+      tessera::Start(&argc, argv,
+                     {.about = "trains LoRA adapters of a Llama",
+                      .config = "examples/lora/zero3.json"}));
   const std::string base = absl::GetFlag(FLAGS_model);
   // An error on one rank is shared with all, so that none waits for it.
   const absl::StatusOr<LlamaOptions> read = ReadLlamaConfig(base);
-  TESSERA_RETURN_IF_ERROR(
-      world->communicator()->AgreeOk(read.status(), "the model"));
+  TESSERA_RETURN_IF_ERROR(job.comm().AgreeOk(read.status(), "the model"));
   const LlamaOptions& options = *read;
   TokenTextOptions text;
   text.path = absl::GetFlag(FLAGS_data);
@@ -155,10 +144,9 @@ absl::Status Run(int argc, char** argv) {
   text.seed = absl::GetFlag(FLAGS_seed);
   text.vocab_size = options.vocab();
   absl::StatusOr<TokenText> data = TokenText::Open(text);
-  TESSERA_RETURN_IF_ERROR(
-      world->communicator()->AgreeOk(data.status(), "the data"));
+  TESSERA_RETURN_IF_ERROR(job.comm().AgreeOk(data.status(), "the data"));
 
-  at::manual_seed(absl::GetFlag(FLAGS_seed));  // the same values on all ranks
+  tessera::SeedAll(absl::GetFlag(FLAGS_seed), *job.world);
   Llama model(options);
   LoraOptions adapters;
   adapters.rank = absl::GetFlag(FLAGS_rank_of_adapters);
@@ -166,11 +154,11 @@ absl::Status Run(int argc, char** argv) {
   adapters.targets = absl::StrSplit(absl::GetFlag(FLAGS_targets), ',');
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Lora> lora,
                            Lora::Add(model.get(), adapters));
-  TESSERA_ASSIGN_OR_RETURN(const auto engine, Shard(model, *lora));
+  TESSERA_ASSIGN_OR_RETURN(const auto engine, Shard(model, *lora, job));
   TESSERA_ASSIGN_OR_RETURN(const uint64_t before, HashOfBase(model, *engine));
   TESSERA_RETURN_IF_ERROR(Train(model, *lora, *engine, *data));
   TESSERA_ASSIGN_OR_RETURN(const uint64_t after, HashOfBase(model, *engine));
-  if (world->rank() == 0) {
+  if (job.world->rank() == 0) {
     SayWhatIsHeld("before", before, *engine);
     SayWhatIsHeld("after", after, *engine);
   }
@@ -186,15 +174,4 @@ absl::Status Run(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line to a file, too
-  absl::SetProgramUsageMessage(
-      "trains LoRA adapters of a Llama; see README.md");
-  const absl::Status status =
-      tessera::CatchTorch("lora", [&] { return Run(argc, argv); });
-  if (!status.ok()) {
-    std::fprintf(stderr, "lora: %s\n", std::string(status.message()).c_str());
-  }
-  tessera::Shutdown();
-  return status.ok() ? 0 : 1;
-}
+TESSERA_MAIN(Run)

@@ -11,26 +11,23 @@
 namespace nn = torch::nn;
 
 absl::Status Run(int argc, char** argv) {
-  TESSERA_ASSIGN_OR_RETURN(auto* world, tessera::Init(&argc, argv));
-  at::manual_seed(0);
-  nn::Sequential model(nn::Linear(64, 256), nn::Linear(256, 1));
   TESSERA_ASSIGN_OR_RETURN(
-      auto engine,
-      tessera::Engine::Create(model, "examples/minimal/zero3.json"));
-  at::manual_seed(1 + world->rank());  // each rank has samples of its own
+      auto job,
+      tessera::Start(&argc, argv, {.config = "examples/minimal/zero3.json"}));
+  tessera::SeedAll(0, *job.world);  // one model; each rank has its own samples
+  nn::Sequential model(nn::Linear(64, 256), nn::Linear(256, 1));
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           tessera::Engine::Create(model, job.config));
   for (int step = 0; step < 20; ++step) {
     auto x = at::randn({32, 64});
     auto loss = (model->forward(x) - x.sum(1, true)).square().mean();
     TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
     TESSERA_RETURN_IF_ERROR(engine->Step());
-    if (world->rank() == 0) std::printf("%2d %.4f\n", step, loss.item<float>());
+    if (job.world->rank() == 0) {
+      std::printf("%2d %.4f\n", step, loss.item<float>());
+    }
   }
   return engine->Close();
 }
 
-int main(int argc, char** argv) {
-  auto status = tessera::CatchTorch("minimal", [&] { return Run(argc, argv); });
-  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  tessera::Shutdown();
-  return status.ok() ? 0 : 1;
-}
+TESSERA_MAIN(Run)

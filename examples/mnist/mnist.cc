@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "data/distributed_order.h"
 #include "data/images/made_images.h"
 #include "engine/tessera.h"
@@ -23,7 +22,6 @@
 #include "loader/data_loader.h"
 #include "torch/torch.h"
 
-ABSL_FLAG(std::string, config, "examples/mnist/adamw.json", "JSON.");
 ABSL_FLAG(std::string, data, "", "A folder; none: images are made.");
 ABSL_FLAG(int64_t, images, 2000, "Of what is made.");
 ABSL_FLAG(int64_t, steps, 200, "In all; batches go on over epochs.");
@@ -83,41 +81,40 @@ absl::StatusOr<std::unique_ptr<tessera::DataLoader>> MakeLoader(
 
 absl::Status Run(int argc, char** argv) {
   TorchArguments arguments(argc, argv);
-  TESSERA_ASSIGN_OR_RETURN(const auto* world,
-                           tessera::Init(&arguments.argc, arguments.argv));
-  absl::ParseCommandLine(arguments.argc, arguments.argv);
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto job, tessera::Start(&arguments.argc, arguments.argv,
+                                     {.about = "trains a network on MNIST",
+                                      .config = "examples/mnist/adamw.json"}));
+  const tessera::World& world = *job.world;
   // An error on one rank is shared with all, so that none waits for it.
   absl::StatusOr<ImageSets> data = OpenData();
-  TESSERA_RETURN_IF_ERROR(
-      world->communicator()->AgreeOk(data.status(), "data"));
+  TESSERA_RETURN_IF_ERROR(job.comm().AgreeOk(data.status(), "data"));
 
-  at::manual_seed(1);  // the same initial values on all ranks
+  tessera::SeedAll(1, world);
   nn::Sequential model = MakeModel();
   tessera::EngineOptions options;
-  options.device = world->device();
-  TESSERA_ASSIGN_OR_RETURN(
-      auto engine,
-      tessera::Engine::Create(model, absl::GetFlag(FLAGS_config), options));
+  options.device = world.device();
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           tessera::Engine::Create(model, job.config, options));
   const int64_t batch_size = engine->config().train_micro_batch_size_per_gpu();
   TESSERA_ASSIGN_OR_RETURN(auto loader,
-                           MakeLoader(data->train, *world, batch_size));
+                           MakeLoader(data->train, world, batch_size));
   if (const std::string dir = absl::GetFlag(FLAGS_resume); !dir.empty()) {
     TESSERA_ASSIGN_OR_RETURN(auto report, engine->LoadCheckpoint(dir));
-    TESSERA_RETURN_IF_ERROR(world->communicator()->AgreeOk(
+    TESSERA_RETURN_IF_ERROR(job.comm().AgreeOk(
         loader->Load(report.client_state), "the place in the data"));
   }
 
   int64_t said = engine->step();  // a skipped step is not counted
   while (engine->step() < absl::GetFlag(FLAGS_steps)) {
     absl::StatusOr<tessera::Batch> batch = loader->Next();
-    TESSERA_RETURN_IF_ERROR(
-        world->communicator()->AgreeOk(batch.status(), "data"));
+    TESSERA_RETURN_IF_ERROR(job.comm().AgreeOk(batch.status(), "data"));
     const at::Tensor logits = model->forward(batch->tensors[0]);
     const at::Tensor loss =
         nn::functional::cross_entropy(logits.to(at::kFloat), batch->tensors[1]);
     TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
     TESSERA_RETURN_IF_ERROR(engine->Step());
-    if (world->rank() == 0 && engine->step() % 50 == 0 &&
+    if (world.rank() == 0 && engine->step() % 50 == 0 &&
         engine->step() != said) {
       said = engine->step();
       std::printf("step %lld: loss %.6f\n", static_cast<long long>(said),
@@ -130,14 +127,14 @@ absl::Status Run(int argc, char** argv) {
 
   TESSERA_ASSIGN_OR_RETURN(
       const Score test,
-      Evaluate(*world, data->test.num_images(), batch_size,
+      Evaluate(world, data->test.num_images(), batch_size,
                [&](absl::Span<const int64_t> samples) {
                  auto [images, labels] =
                      ImagesOf(data->test, samples, Normalize);
-                 return std::pair(model->forward(images.to(world->device())),
-                                  labels.to(world->device()));
+                 return std::pair(model->forward(images.to(world.device())),
+                                  labels.to(world.device()));
                }));
-  if (world->rank() == 0) {
+  if (world.rank() == 0) {
     std::printf("test set: %.2f %% of %lld images, loss %.6g\n",
                 100 * test.accuracy, static_cast<long long>(test.samples),
                 test.loss);
@@ -147,11 +144,4 @@ absl::Status Run(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line to a file, too
-  const absl::Status status =
-      tessera::CatchTorch("mnist", [&] { return Run(argc, argv); });
-  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  tessera::Shutdown();
-  return status.ok() ? 0 : 1;
-}
+TESSERA_MAIN(Run)

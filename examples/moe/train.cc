@@ -10,20 +10,13 @@
 #include <cstdio>
 #include <memory>
 #include <string>
-#include <vector>
 
-#include "ATen/Context.h"
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "engine/tessera.h"
 #include "examples/moe/moe.h"
 #include "examples/text/token_loader.h"
 #include "examples/text/train_step.h"
 
-ABSL_FLAG(std::string, config, "examples/moe/zero3.json",
-          "Configuration of Tessera, DeepSpeed-style JSON.");
-ABSL_FLAG(int64_t, stage, -1, "ZeRO stage, 0 to 3; -1: the configuration's.");
 ABSL_FLAG(std::string, data, "", "A text, any file; a token is a byte.");
 ABSL_FLAG(int64_t, steps, 100, "Optimizer steps.");
 ABSL_FLAG(int64_t, seq, 64, "Tokens that the model is given at once.");
@@ -33,38 +26,30 @@ ABSL_FLAG(uint64_t, seed, 1, "Of the initial values and the data's order.");
 namespace {
 
 absl::Status Run(int argc, char** argv) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<char*> own,
-                           tessera::WithoutInitFlags(argc, argv));
-  absl::ParseCommandLine(static_cast<int>(own.size()), own.data());
-  const std::string path = absl::GetFlag(FLAGS_config);
-  TESSERA_ASSIGN_OR_RETURN(const tessera::WorldOptions world_options,
-                           tessera::WorldOptionsFrom(path));
-  TESSERA_ASSIGN_OR_RETURN(const tessera::World* const world,
-                           tessera::Init(&argc, argv, world_options));
-  TESSERA_ASSIGN_OR_RETURN(tessera::proto::Config config,
-                           tessera::LoadConfig(path, world->world_size()));
-  if (const int64_t stage = absl::GetFlag(FLAGS_stage); stage >= 0) {
-    config.mutable_zero_optimization()->set_stage(static_cast<int>(stage));
-  }
+  TESSERA_ASSIGN_OR_RETURN(
+      const tessera::StartedJob job,
+      tessera::Start(&argc, argv,
+                     {.about = "trains a mixture of experts",
+                      .config = "examples/moe/zero3.json"}));
+  const tessera::World& world = *job.world;
   TokenTextOptions text;
   text.path = absl::GetFlag(FLAGS_data);
   text.seq = absl::GetFlag(FLAGS_seq);
   text.seed = absl::GetFlag(FLAGS_seed);
   absl::StatusOr<TokenText> data = TokenText::Open(text);
-  TESSERA_RETURN_IF_ERROR(
-      world->communicator()->AgreeOk(data.status(), "the data"));
+  TESSERA_RETURN_IF_ERROR(job.comm().AgreeOk(data.status(), "the data"));
 
-  at::manual_seed(absl::GetFlag(FLAGS_seed));  // the same values on all ranks
+  tessera::SeedAll(absl::GetFlag(FLAGS_seed), world);
   Moe model(MoeOptions()
                 .seq(absl::GetFlag(FLAGS_seq))
                 .experts(absl::GetFlag(FLAGS_experts)));
   tessera::EngineOptions options;
-  options.device = world->device();
+  options.device = world.device();
   TESSERA_ASSIGN_OR_RETURN(const auto engine,
-                           tessera::Engine::Create(model, config, options));
+                           tessera::Engine::Create(model, job.config, options));
   TESSERA_ASSIGN_OR_RETURN(
       const auto loader,
-      data->Load(engine->config().train_micro_batch_size_per_gpu(), *world));
+      data->Load(engine->config().train_micro_batch_size_per_gpu(), world));
   const auto batches =
       static_cast<float>(engine->config().gradient_accumulation_steps());
   at::Tensor both;     // sums of cross entropies and balances in a step
@@ -86,7 +71,7 @@ absl::Status Run(int argc, char** argv) {
     std::printf(
         "step %lld rank %d loss %.6f %a, %lld experts without a token, "
         "balance %.3f%s\n",
-        static_cast<long long>(engine->step()), world->rank(), loss, loss,
+        static_cast<long long>(engine->step()), world.rank(), loss, loss,
         static_cast<long long>(unused), means[1].item<float>(),
         SkippedNote(*engine));
   }
@@ -95,14 +80,4 @@ absl::Status Run(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line to a file, too
-  absl::SetProgramUsageMessage("trains a mixture of experts; see README.md");
-  const absl::Status status =
-      tessera::CatchTorch("moe", [&] { return Run(argc, argv); });
-  if (!status.ok()) {
-    std::fprintf(stderr, "moe: %s\n", std::string(status.message()).c_str());
-  }
-  tessera::Shutdown();
-  return status.ok() ? 0 : 1;
-}
+TESSERA_MAIN(Run)

@@ -20,7 +20,8 @@ done > "${folder}/text"
 
 run() {  # stage, configuration
   "${train}" --world=2 --prefix_output=off --data="${folder}/text" --seq=8 \
-    --experts=12 --steps=25 --stage="$1" --config="$2" | sort
+    --experts=12 --steps=25 --set "zero_optimization.stage=$1" \
+    --config="$2" | sort
 }
 
 for stage in 0 3; do

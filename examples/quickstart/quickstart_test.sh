@@ -1,12 +1,15 @@
 #!/bin/bash
 # The program of docs/quickstart.md on two ranks: five losses, the last the
-# smaller, and a checkpoint.
+# smaller, and a checkpoint. Its configuration is found beside the program.
 set -euo pipefail
 
 train="$(realpath "$1")" config="$(realpath "$2")"
-cd "${TEST_TMPDIR}"
-losses="$("${train}" "${config}" --world=2)"
+mkdir -p "${TEST_TMPDIR}/bin" "${TEST_TMPDIR}/here"
+cp "${train}" "${config}" "${TEST_TMPDIR}/bin"
+cd "${TEST_TMPDIR}/here"
+losses="$(../bin/train --world=2)"
 echo "${losses}"
 awk 'NR == 1 { first = $4 } { last = $4 }
      END { exit !(NR == 5 && last < first) }' <<< "${losses}"
-[[ -s checkpoint/manifest ]]
+[[ -s run/ckpt/manifest ]]
+[[ "$(../bin/train --help)" == *'--dir  '*'Default: run/ckpt.'* ]]

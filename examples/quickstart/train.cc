@@ -1,16 +1,19 @@
 // Trains a model of your own in shards (docs/quickstart.md).
 //
-//   train train.json --world=2
+//   train --world=2
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "ATen/Functions.h"
+#include "absl/flags/flag.h"
 #include "engine/tessera.h"
 #include "torch/nn/module.h"
 #include "torch/nn/modules/linear.h"
 #include "torch/nn/modules/normalization.h"
+
+ABSL_FLAG(std::string, dir, "run/ckpt", "Folder of the checkpoint.");
 
 namespace nn = torch::nn;
 
@@ -45,33 +48,28 @@ struct Net : nn::Module {
 };
 
 absl::Status Run(int argc, char** argv) {
-  TESSERA_ASSIGN_OR_RETURN(auto* world, tessera::Init(&argc, argv));
-  if (argc < 2) {  // Init has removed --world=N
-    return absl::InvalidArgumentError("usage: train CONFIG.json [--world=N]");
-  }
-  at::manual_seed(0);  // the same initial values on all ranks
+  // Reads the flags (--world=N starts N ranks) and the configuration.
+  TESSERA_ASSIGN_OR_RETURN(
+      auto job, tessera::Start(&argc, argv, {.config = "train.json"}));
+  // The same initial values on all ranks; after Create each has its own data.
+  tessera::SeedAll(0, *job.world);
   auto net = std::make_shared<Net>();
-  TESSERA_ASSIGN_OR_RETURN(auto engine, tessera::Engine::Create(net, argv[1]));
-  at::manual_seed(1 + world->rank());  // each rank has data of its own
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           tessera::Engine::Create(net, job.config));
   for (int step = 0; step < 100; ++step) {
     const at::Tensor x = at::randn({16, 512});
     const at::Tensor y = x.slice(1, 0, 8).prod(1, /*keepdim=*/true);
     const at::Tensor loss = (net->forward(x) - y).square().mean();
     TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
     TESSERA_RETURN_IF_ERROR(engine->Step());
-    if (world->rank() == 0 && step % 20 == 19) {
+    if (job.world->rank() == 0 && step % 20 == 19) {
       std::printf("step %3d  loss %.4f  rank 0's peak %.0f MB\n", step + 1,
                   loss.item<float>(),
                   engine->last_step().memory.peak_bytes / 1e6);
     }
   }
-  TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint("checkpoint"));
+  TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(absl::GetFlag(FLAGS_dir)));
   return engine->Close();
 }
 
-int main(int argc, char** argv) {
-  auto status = tessera::CatchTorch("train", [&] { return Run(argc, argv); });
-  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  tessera::Shutdown();
-  return status.ok() ? 0 : 1;
-}
+TESSERA_MAIN(Run)

@@ -5,17 +5,13 @@
 //   train --dist-url tcp://node1:29500 --world-size 6 --rank 3 --data FOLDER
 //
 // trainer.cc has all that uses Tessera.
-#include <cstdio>
 #include <string>
-#include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "engine/tessera.h"
 #include "examples/resnet_cifar/trainer.h"
 #include "examples/vision/torch_arguments.h"
 
-ABSL_FLAG(std::string, config, TrainFlags().config, "DeepSpeed-style JSON.");
 ABSL_FLAG(std::string, data, "",
           "The folder of CIFAR-10's binary version; none: images are made.");
 ABSL_FLAG(int64_t, images, TrainFlags().images, "Of what is made.");
@@ -34,14 +30,8 @@ ABSL_FLAG(bool, resume, false, "From the newest checkpoint in --save.");
 
 namespace {
 
-absl::StatusOr<TrainFlags> Flags(int argc, char** argv) {
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
-  if (rest.size() > 1) {
-    return absl::InvalidArgumentError(std::string("unknown argument '") +
-                                      rest[1] + "'; see --helpfull");
-  }
+absl::StatusOr<TrainFlags> Flags() {
   TrainFlags flags;
-  flags.config = absl::GetFlag(FLAGS_config);
   flags.data = absl::GetFlag(FLAGS_data);
   flags.images = absl::GetFlag(FLAGS_images);
   flags.epochs = absl::GetFlag(FLAGS_epochs);
@@ -65,29 +55,21 @@ absl::StatusOr<TrainFlags> Flags(int argc, char** argv) {
 
 absl::Status Run(int argc, char** argv) {
   TorchArguments arguments(argc, argv);
-  // The flags are read before Init, since the configuration may say how the
-  // ranks communicate.
+  TrainFlags flags;
+  tessera::StartOptions options;
+  options.about = "trains ResNet-18 on CIFAR-10";
+  options.config = "examples/resnet_cifar/sgd.json";
+  options.flags_read = [&](tessera::StartOptions*) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(flags, Flags());
+    return absl::OkStatus();
+  };
   TESSERA_ASSIGN_OR_RETURN(
-      std::vector<char*> own,
-      tessera::WithoutInitFlags(arguments.argc, arguments.argv));
-  TESSERA_ASSIGN_OR_RETURN(const TrainFlags flags,
-                           Flags(static_cast<int>(own.size()), own.data()));
-  TESSERA_ASSIGN_OR_RETURN(const tessera::WorldOptions options,
-                           tessera::WorldOptionsFrom(flags.config));
-  TESSERA_ASSIGN_OR_RETURN(
-      const auto* world,
-      tessera::Init(&arguments.argc, arguments.argv, options));
-  TESSERA_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(flags, *world));
+      const tessera::StartedJob job,
+      tessera::Start(&arguments.argc, arguments.argv, options));
+  TESSERA_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(flags, job));
   return trainer->Train();
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line to a file, too
-  const absl::Status status =
-      tessera::CatchTorch("train", [&] { return Run(argc, argv); });
-  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  tessera::Shutdown();
-  return status.ok() ? 0 : 1;
-}
+TESSERA_MAIN(Run)

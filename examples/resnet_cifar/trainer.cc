@@ -40,11 +40,11 @@ int64_t StepsPerEpoch(int64_t images, int64_t ranks, int64_t batch) {
 }
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
-    const TrainFlags& flags, const tessera::World& world) {
-  auto trainer = std::unique_ptr<Trainer>(new Trainer(flags, world));
+    const TrainFlags& flags, const tessera::StartedJob& job) {
+  auto trainer = std::unique_ptr<Trainer>(new Trainer(flags, job));
   // Ranks agree on what may fail on one rank alone, so that no rank waits for
   // one that has ended.
-  tessera::Communicator& ranks = *world.communicator();
+  tessera::Communicator& ranks = job.comm();
   TESSERA_RETURN_IF_ERROR(ranks.AgreeOk(trainer->Prepare(), "set-up"));
   TESSERA_RETURN_IF_ERROR(ranks.AgreeEqual(
       absl::StrCat("--epochs ", flags.epochs, " --max_steps ", flags.max_steps,
@@ -58,18 +58,15 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
 }
 
 absl::Status Trainer::Prepare() {
-  const int ranks =
-      world_.plan_world() > 0 ? world_.plan_world() : world_.world_size();
-  TESSERA_ASSIGN_OR_RETURN(config_, tessera::LoadConfig(flags_.config, ranks));
   if (config_.gradient_accumulation_steps() != 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        flags_.config, ": this program takes a step for each batch: expected ",
+        config_path_, ": this program takes a step for each batch: expected ",
         "gradient_accumulation_steps 1, got ",
         config_.gradient_accumulation_steps()));
   }
   if (config_.train_micro_batch_size_per_gpu() < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        flags_.config, ": the rate depends on the steps of an epoch: expected ",
+        config_path_, ": the rate depends on the steps of an epoch: expected ",
         "a batch size, got auto"));
   }
   TESSERA_ASSIGN_OR_RETURN(data_, OpenOrMake(
@@ -106,7 +103,7 @@ absl::Status Trainer::Prepare() {
 }
 
 absl::Status Trainer::MakeEngine() {
-  at::manual_seed(flags_.seed);  // the same initial values on all ranks
+  tessera::SeedAll(flags_.seed, world_);
   model_ = ResNet18(ResNetOptions().width(flags_.width));
   tessera::EngineOptions options;
   options.device = world_.device();

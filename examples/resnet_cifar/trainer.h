@@ -16,7 +16,6 @@
 #include "loader/data_loader.h"
 
 struct TrainFlags {
-  std::string config = "examples/resnet_cifar/sgd.json";
   std::string data;       // CIFAR-10's binary version; "": synthetic images
   int64_t images = 2000;  // number of synthetic images
   int64_t epochs = 200;
@@ -38,15 +37,19 @@ class Trainer {
  public:
   // COLLECTIVE: an error on one rank is returned on all.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(
-      const TrainFlags& flags, const tessera::World& world);
+      const TrainFlags& flags, const tessera::StartedJob& job);
 
   // Trains until the epochs end, or until a signal asks it to end. Rank 0
   // prints a line for each epoch. COLLECTIVE.
   absl::Status Train();
 
  private:
-  Trainer(const TrainFlags& flags, const tessera::World& world)
-      : flags_(flags), world_(world), seen_(world.device()) {}
+  Trainer(const TrainFlags& flags, const tessera::StartedJob& job)
+      : flags_(flags),
+        world_(*job.world),
+        config_path_(job.config_path),
+        config_(job.config),
+        seen_(job.world->device()) {}
   absl::Status Prepare();
   absl::Status MakeEngine();
   absl::Status MakeManager();
@@ -58,6 +61,7 @@ class Trainer {
 
   const TrainFlags flags_;
   const tessera::World& world_;
+  const std::string config_path_;
   tessera::proto::Config config_;
   std::optional<ImageSets> data_;
   std::unique_ptr<tessera::DataLoader> loader_;

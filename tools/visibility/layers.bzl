@@ -86,6 +86,7 @@ LAYERS = {
     "engine/plan": ["base/...", "config", "comm", "sharding/...", "optim", "optim/custom", "optim/kernels", "engine/api", "engine/build", "engine/plan/replay", "offload/...", "optim/states", "optim/algorithms"],
     "engine/model": ["base/...", "comm", "comm/mesh", "sharding/...", "optim", "optim/kernels", "optim/schedule", "engine/api", "engine/build", "offload/...", "optim/algorithms", "optim/states"],
     "engine/observe": ["base/...", "config", "config/reader", "comm", "monitor", "sharding/...", "optim", "engine/api", "engine/build", "engine/model", "engine/plan", "offload/..."],
+    "engine/program": ["base/...", "config", "comm", "comm/world"],
     "engine/checkpoint": ["base/...", "config", "comm", "sharding/...", "optim", "optim/custom", "optim/kernels", "optim/schedule", "checkpoint/...", "engine/api", "engine/build", "engine/model", "offload/...", "optim/algorithms", "optim/states"],
     "engine/values": ["base/...", "comm", "sharding/...", "optim", "optim/kernels", "engine/api", "engine/build", "engine/model", "engine/checkpoint", "offload/...", "optim/algorithms", "optim/states"],
     "engine/train": ["base/...", "config", "comm", "monitor", "sharding/...", "optim/...", "engine/api", "engine/build", "engine/model", "engine/plan", "engine/observe", "checkpoint/exchange", "offload/..."],

@@ -1,4 +1,4 @@
-#include "engine/world_options.h"
+#include "engine/program/world_options.h"
 
 #include <fstream>
 #include <string>
@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "config/config.h"
+#include "engine/program/start.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

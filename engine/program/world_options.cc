@@ -1,11 +1,12 @@
-#include "engine/world_options.h"
+#include "engine/program/world_options.h"
 
-#include <utility>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "config/config.h"
+#include "engine/program/start.h"
 
 namespace tessera {
 namespace {
@@ -20,22 +21,29 @@ absl::Status Differs(absl::string_view key, absl::string_view configured,
 
 }  // namespace
 
-absl::StatusOr<WorldOptions> WorldOptionsFrom(const std::string& config_path,
-                                              WorldOptions options,
-                                              bool ignore_unknown) {
-  TESSERA_ASSIGN_OR_RETURN(const proto::Communication communication,
-                           LoadCommunication(config_path, ignore_unknown));
-  if (communication.has_backend()) options.backend = communication.backend();
+void TakeCommunication(const proto::Communication& communication,
+                       WorldOptions* options) {
+  if (communication.has_backend()) options->backend = communication.backend();
   if (communication.has_timeout_seconds()) {
-    options.collective_timeout = absl::Seconds(communication.timeout_seconds());
+    options->collective_timeout =
+        absl::Seconds(communication.timeout_seconds());
   }
   if (communication.has_startup_timeout_seconds()) {
-    options.startup_timeout =
+    options->startup_timeout =
         absl::Seconds(communication.startup_timeout_seconds());
   }
   for (const auto& setting : communication.nccl()) {
-    options.nccl_environment[setting.first] = setting.second;
+    options->nccl_environment[setting.first] = setting.second;
   }
+}
+
+absl::StatusOr<WorldOptions> WorldOptionsFrom(
+    const std::string& config_path, WorldOptions options, bool ignore_unknown,
+    const ConfigOverrides& overrides) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const proto::Communication communication,
+      LoadCommunication(config_path, ignore_unknown, overrides));
+  TakeCommunication(communication, &options);
   return options;
 }
 

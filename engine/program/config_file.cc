@@ -1,0 +1,72 @@
+#include "engine/program/config_file.h"
+
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Anything but a folder: pipes are configurations, too.
+bool IsThere(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  return fs::exists(status) && !fs::is_directory(status);
+}
+
+// Bazel's data files: PROGRAM.runfiles/WORKSPACE/path.
+std::vector<fs::path> InRunfiles(const fs::path& path,
+                                 const std::string& program) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (const fs::directory_entry& workspace :
+       fs::directory_iterator(program + ".runfiles", error)) {
+    if (IsThere(workspace.path() / path)) {
+      found.push_back(workspace.path() / path);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> FindConfigFile(const std::string& path,
+                                           const std::string& program) {
+  const fs::path relative(path);
+  if (path.empty() || IsThere(relative)) return path;
+  std::error_code error;
+  std::vector<fs::path> places = {fs::current_path(error) / relative};
+  if (relative.is_relative() && !program.empty()) {
+    const fs::path folder = fs::path(program).parent_path();
+    places.push_back(folder / relative);
+    if (relative.has_parent_path()) {
+      places.push_back(folder / relative.filename());
+    }
+    for (const fs::path& each : InRunfiles(relative, program)) {
+      places.push_back(each);
+    }
+  }
+  for (const fs::path& place : places) {
+    if (IsThere(place)) return place.string();
+  }
+  return absl::NotFoundError(
+      absl::StrCat("no configuration '", path, "'; looked for ",
+                   absl::StrJoin(places, ", ",
+                                 [](std::string* out, const fs::path& place) {
+                                   absl::StrAppend(out, place.string());
+                                 }),
+                   "; give the file with --config"));
+}
+
+std::string RunningProgram() {
+  std::error_code error;
+  return fs::read_symlink("/proc/self/exe", error).string();
+}
+
+}  // namespace tessera

@@ -1,0 +1,13 @@
+// The second half of SeedAll (engine/program/start.h).
+#ifndef ENGINE_PROGRAM_SEEDS_H_
+#define ENGINE_PROGRAM_SEEDS_H_
+
+namespace tessera {
+
+// Gives this rank the seed that SeedAll has left for it. Does nothing if
+// SeedAll was not called since the last time. Engine::Create calls it when it
+// has made an engine. LOCAL.
+void SeedThisRank();
+
+}  // namespace tessera
+#endif  // ENGINE_PROGRAM_SEEDS_H_
