@@ -46,13 +46,13 @@ class Trainer {
 
  private:
   Trainer(const TrainFlags& flags, const tessera::World& world)
-      : flags_(flags), world_(world), seen_(world.device()) {}
+      : flags_(flags), world_(world) {}
   absl::Status Prepare();
   absl::Status MakeEngine();
   absl::Status MakeManager();
   absl::Status Step();
   absl::Status EndEpoch();
-  absl::Status SayEpoch(const Score& train, const Score& test) const;
+  void SayEpoch(const Score& train, const Score& test) const;
   std::string ClientState() const;
   absl::Status LoadClientState(const std::string& state);
 
@@ -64,7 +64,7 @@ class Trainer {
   ResNet18 model_{nullptr};
   std::unique_ptr<tessera::Engine> engine_;
   std::unique_ptr<tessera::CheckpointManager> manager_;
-  ScoreSums seen_;     // for this epoch's training
+  Score seen_;         // in this epoch's training
   int64_t epoch_ = 0;  // epochs that have ended
 };
 
