@@ -40,8 +40,8 @@ std::string Bytes(int64_t bytes) {
   auto number = static_cast<double>(bytes);
   size_t unit = 0;
   for (; number >= 1024 && unit + 1 < std::size(kUnits); ++unit) number /= 1024;
-  return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", number,
-                         kUnits[unit]);
+  return unit == 0 ? absl::StrCat(bytes, " bytes")
+                   : absl::StrFormat("%.1f %s", number, kUnits[unit]);
 }
 
 // "LinearImpl" of torch::nn is Linear, to those who write programs.

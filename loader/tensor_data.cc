@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch_guard.h"
 #include "c10/core/GradMode.h"
 #include "comm/communicator.h"
 #include "data/distributed_order.h"
@@ -80,11 +81,18 @@ Fetch TensorData::fetch() const {
 
 std::vector<at::Tensor> Stack(
     const std::vector<const std::vector<at::Tensor>*>& samples) {
+  const size_t count = samples.front()->size();
+  for (const std::vector<at::Tensor>* sample : samples) {
+    if (sample->size() == count) continue;
+    ThrowIfError(absl::InvalidArgumentError(
+        absl::StrCat("Stack: one sample of the batch has ", count,
+                     " tensors, another has ", sample->size())));
+  }
   std::vector<at::Tensor> batch;
-  for (size_t t = 0; t < samples.front()->size(); ++t) {
+  for (size_t t = 0; t < count; ++t) {
     std::vector<at::Tensor> parts;
     for (const std::vector<at::Tensor>* sample : samples) {
-      parts.push_back(sample->at(t));
+      parts.push_back((*sample)[t]);
     }
     batch.push_back(at::stack(parts));
   }

@@ -61,7 +61,8 @@ class TensorData {
 
 // Stacks samples: each is a list of tensors, and tensor t of the batch is the
 // stack of the samples' tensors t, [n, ...] (torch: default_collate). Throws
-// c10::Error for samples whose sizes differ. LOCAL.
+// StatusException (InvalidArgument) for samples with other numbers of tensors,
+// and c10::Error for tensors of other sizes. LOCAL.
 std::vector<at::Tensor> Stack(
     const std::vector<const std::vector<at::Tensor>*>& samples);
 

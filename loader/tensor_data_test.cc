@@ -141,7 +141,8 @@ TEST(CollatedTest, ListsOfTensorsAreStacked) {
   EXPECT_TRUE(at::equal(batch.tensors[0], torch::stack({one, 2 * one})));
   EXPECT_TRUE(at::equal(batch.tensors[1], torch::tensor({7, 8})));
   // The third sample lacks its label.
-  EXPECT_THAT(loader->Next(), ::testing::Not(IsOk()));
+  EXPECT_THAT(loader->Next(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                       HasSubstr("1 tensors, another has 2")));
 }
 
 }  // namespace

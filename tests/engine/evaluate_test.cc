@@ -416,12 +416,9 @@ TEST(EvaluateTest, AnErrorOfOneRankIsThatOfAll) {
 
 // The others are inside of a gather, and learn it there.
 TEST(EvaluateTest, AnErrorEndsOthersThatGather) {
-  const std::vector<std::string> one =
-      RunOnRanks(2, "EvaluateWrongly", "3together throw");
-  EXPECT_THAT(one[0], AllOf(HasSubstr("rank 1 failed: Evaluate: a user's"),
-                            Not(HasSubstr("then OK"))));
-  EXPECT_THAT(one[1], AllOf(HasSubstr("INTERNAL: Evaluate: a user's mistake"),
-                            Not(HasSubstr("then OK"))));
+  EXPECT_THAT(RunOnRanks(2, "EvaluateWrongly", "3together throw"),
+              Each(AllOf(HasSubstr("rank 1 failed: Evaluate: a user's mistake"),
+                         Not(HasSubstr("then OK")))));
   EXPECT_THAT(RunOnRanks(2, "EvaluateWrongly", "3together allthrow"),
               Each(AllOf(HasSubstr("rank 0: Evaluate: a user's mistake"),
                          HasSubstr("then OK"))));

@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -94,11 +95,11 @@ TEST(SummaryTest, DeeperModulesCountWhereTheyAre) {
   SummaryOptions options;
   options.depth = 0;
   const std::string text = Summary(*net, options);
-  EXPECT_EQ(absl::StrSplit(text, '\n').size(), 4u) << text;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3) << text;
   EXPECT_THAT(text, HasSubstr("(model)  Net         4,586  "));
   options.depth = 1;
   EXPECT_THAT(Summary(*net, options),
-              AllOf(HasSubstr("one      Block"), Not(HasSubstr("LayerNorm"))));
+              AllOf(HasSubstr("  one    Block "), Not(HasSubstr("LayerNorm"))));
 }
 
 TEST(SummaryTest, NumbersAreGrouped) {
@@ -110,6 +111,7 @@ TEST(SummaryTest, NumbersAreGrouped) {
 }
 
 TESSERA_RANK_FUNCTION(SummaryInShards) {
+  at::manual_seed(1);
   Net net;
   TrainingSpec spec;
   spec.stage = 3;
