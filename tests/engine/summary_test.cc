@@ -140,7 +140,8 @@ TEST(SummaryTest, WithAnEngineItTellsUnits) {
     EXPECT_TRUE(absl::StartsWith(lines[i], plain[i])) << lines[i];
   }
   EXPECT_THAT(lines[1], EndsWith(" units"));
-  EXPECT_THAT(lines[3], AllOf(HasSubstr("Block"), EndsWith(" one")));
+  EXPECT_THAT(lines[3],
+              AllOf(HasSubstr("Block"), EndsWith("  one, one (frozen)")));
   EXPECT_THAT(lines[7], AllOf(HasSubstr("Linear"), EndsWith(" two")));
   EXPECT_THAT(lines[13], AllOf(StartsWith("stage 3: this rank holds "),
                                HasSubstr(" without sharding it would hold ")));
