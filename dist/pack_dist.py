@@ -28,8 +28,10 @@ PUBLIC = [
     'data/images/made_images.h', 'data/images/mnist.h',
     'data/mixture_order.h', 'data/tar/tar_shards.h',
     'data/text/packed_corpus.h', 'data/text/token_corpus.h',
-    'data/text/token_writer.h', 'engine/tessera.h',
-    'loader/client_state.h', 'loader/data_loader.h',
+    'data/text/token_writer.h', 'engine/summary.h', 'engine/tessera.h',
+    'evaluation/evaluate.h', 'loader/client_state.h',
+    'loader/data_loader.h', 'loader/tensor_data.h',
+    'monitor/metrics_writer.h',
     'nn/linear_cross_entropy.h', 'nn/sync_batch_norm.h',
     'optim/custom/torch_optimizer.h', 'verify/verify.h']
 SYSTEM = '/usr/include'

@@ -7,15 +7,17 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/disk/file_system.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "checkpoint/local_folders.h"
-#include "engine/run_folder.h"
-#include "engine/save_room.h"
-#include "engine/stop_signals.h"
+#include "engine/run/best_metric.h"
+#include "engine/run/run_folder.h"
+#include "engine/run/save_room.h"
+#include "engine/run/stop_signals.h"
 
 namespace tessera {
 namespace {
@@ -35,6 +37,10 @@ absl::Status CheckOptions(const CheckpointManagerOptions& options) {
         "CheckpointManager: keep_last must be at least 1, and keep_every, "
         "every_steps and times at least 0");
   }
+  if (!(options.min_delta >= 0) || options.patience < 0) {
+    return absl::InvalidArgumentError(
+        "CheckpointManager: min_delta and patience must be at least 0");
+  }
   return absl::OkStatus();
 }
 
@@ -44,7 +50,9 @@ std::string TextOf(const CheckpointManagerOptions& options) {
       absl::FormatDuration(options.every), ", failures each ",
       absl::FormatDuration(options.mean_time_between_failures), ", signals ",
       options.on_signals, ", keep_last ", options.keep_last, ", keep_every ",
-      options.keep_every, ", async ",
+      options.keep_every, options.larger_is_better ? ", larger is better" : "",
+      ", min_delta ", options.min_delta, ", patience ", options.patience,
+      options.keep_best ? ", keep_best" : "", ", async ",
       options.async.has_value() ? absl::StrCat(*options.async) : "unset",
       ", node_local ",
       options.node_local.has_value() ? absl::StrCat(*options.node_local)
@@ -61,6 +69,8 @@ CheckpointManager::CheckpointManager(Engine* engine,
     : engine_(engine),
       comm_(std::move(comm)),
       options_(std::move(options)),
+      best_(std::make_unique<BestMetric>(
+          BestMetricOptions{options_.larger_is_better, options_.min_delta})),
       last_save_(options_.clock()) {
   if (options_.on_signals) signals_ = StopSignals::Catch();
 }
@@ -142,6 +152,10 @@ absl::StatusOr<std::optional<std::string>> CheckpointManager::Resume(
       last_ = std::make_shared<LastSave>(
           LastSave{engine_->step(), name, /*ended=*/true, {}});
       good_ = name;
+      TESSERA_RETURN_IF_ERROR(best_->Load(loaded->manager_state));
+      best_name_ = options_.keep_best && best_->any()
+                       ? StepFolderName(best_->step())
+                       : "";
       last_save_ = options_.clock();
       return std::optional<std::string>(std::move(loaded->client_state));
     }
@@ -209,6 +223,40 @@ absl::StatusOr<bool> CheckpointManager::MaybeSave(
   return stop;
 }
 
+absl::StatusOr<bool> CheckpointManager::ReportMetric(
+    double metric, const ClientState& client_state) {
+  TESSERA_RETURN_IF_ERROR(
+      comm_->AgreeEqual(absl::StrFormat("%a", metric), "reported metric"));
+  const bool better = best_->Report(metric, engine_->step());
+  if (better && options_.keep_best) {
+    (void)HowLastEnded();  // whether the one before is on the disk
+    const std::string before =
+        std::exchange(best_name_, StepFolderName(engine_->step()));
+    if (best_before_.empty() && before != best_name_) best_before_ = before;
+    if (IsSaved()) {
+      TESSERA_RETURN_IF_ERROR(WriteBestOf(best_name_));
+      best_before_.clear();
+    } else {
+      TESSERA_RETURN_IF_ERROR(SaveAs(client_state, /*wait=*/false));
+    }
+  }
+  return options_.patience > 0 && best_->not_better() >= options_.patience;
+}
+
+absl::Status CheckpointManager::WriteBestOf(const std::string& name) {
+  const absl::Status written =
+      folder_->leads ? WriteBest(options_.dir, name, FileSystem::Real())
+                     : absl::OkStatus();
+  return comm_->AgreeOk(written, kWhere);
+}
+
+std::optional<int64_t> CheckpointManager::best_step() const {
+  return best_->any() ? std::optional<int64_t>(best_->step()) : std::nullopt;
+}
+std::optional<double> CheckpointManager::best_metric() const {
+  return best_->any() ? std::optional<double>(best_->value()) : std::nullopt;
+}
+
 absl::Status CheckpointManager::Save(const ClientState& client_state) {
   return SaveAs(client_state, /*wait=*/false);
 }
@@ -240,6 +288,7 @@ SaveOptions CheckpointManager::OptionsOf(const std::string& name, bool wait) {
   // Where none takes another's place: what is there of this step was saved
   // before the run went back to an earlier one.
   options.replace = Holds() == FolderHolds::kPart;
+  options.manager_state = best_->State();
   // What is saved later is newer, whichever host's clock says when.
   newest_micros_ =
       std::max(newest_micros_ + 1, absl::ToUnixMicros(absl::Now()));
@@ -248,12 +297,16 @@ SaveOptions CheckpointManager::OptionsOf(const std::string& name, bool wait) {
     last->status = status;
     last->ended = true;
   };
+  Retention after = Kept();  // this one makes room for the best before
+  if (name == best_name_) after.keep.erase(best_before_);
   options.after_commit = [dir = options_.dir, name, holds = Holds(),
-                          retention = Kept()] {
+                          is_best = name == best_name_,
+                          retention = std::move(after)] {
     FileSystem* const files = FileSystem::Real();
     // Also after an error: on a full disk it makes the room for the next.
     for (const absl::Status& status :
          {WriteLatest(dir, name, files),
+          is_best ? WriteBest(dir, name, files) : absl::OkStatus(),
           RemoveOldSteps(dir, name, retention, files, holds)}) {
       if (status.ok()) continue;
       TESSERA_LOG(WARNING) << name << " is saved, but " << status.message();
@@ -263,7 +316,11 @@ SaveOptions CheckpointManager::OptionsOf(const std::string& name, bool wait) {
 }
 
 Retention CheckpointManager::Kept() const {
-  return {options_.keep_last, options_.keep_every, passed_over_};
+  Retention kept{options_.keep_last, options_.keep_every, {}, passed_over_};
+  for (const std::string& name : {best_name_, best_before_}) {
+    if (!name.empty()) kept.keep.insert(name);
+  }
+  return kept;
 }
 
 // This rank's news of it; OK if it is good, or there is none. Waits for one
@@ -271,7 +328,10 @@ Retention CheckpointManager::Kept() const {
 absl::Status CheckpointManager::HowLastEnded() {
   engine_->SettleCheckpoint();
   if (!last_->ended) return absl::OkStatus();
-  if (last_->status.ok()) good_ = last_->name;
+  if (last_->status.ok()) {
+    good_ = last_->name;
+    if (good_ == best_name_) best_before_.clear();
+  }
   return last_->status;
 }
 

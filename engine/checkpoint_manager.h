@@ -8,6 +8,9 @@
 //   auto saved = *manager->Resume();             // nullopt: from the start
 //   while (engine->step() < steps) {
 //     ... forward, Backward, Step ...
+//     if (evaluates) {  // true: the metric has stopped improving
+//       if (*manager->ReportMetric(loss.value(), position)) break;
+//     }
 //     // True: a signal says that the program should end.
 //     if (*manager->MaybeSave([&] { return Position(); })) break;
 //   }
@@ -44,9 +47,10 @@ namespace tessera {
 
 enum class FolderHolds;  // checkpoint/format/step_folders.h
 struct Retention;        // the same
-struct RunFolder;        // engine/run_folder.h
-class SaveRoom;          // engine/save_room.h
-class StopSignals;       // engine/stop_signals.h
+class BestMetric;        // engine/run/best_metric.h
+struct RunFolder;        // engine/run/run_folder.h
+class SaveRoom;          // engine/run/save_room.h
+class StopSignals;       // engine/run/stop_signals.h
 
 // When to save and what to keep; identical on all ranks. Whatever comes first
 // saves.
@@ -70,6 +74,16 @@ struct CheckpointManagerOptions {
   // Checkpoints of steps that are multiples of this are never removed, and do
   // not count for keep_last; 0: none.
   int64_t keep_every = 0;
+  // For ReportMetric. Whether a larger metric is better than a smaller one, and
+  // how much better than the best it has to be, or it counts as no better.
+  bool larger_is_better = false;
+  double min_delta = 0;
+  // After so many reports in a row that were no better, ReportMetric returns
+  // true; 0: never.
+  int64_t patience = 0;
+  // Saves at a report of the best metric, and keeps that checkpoint until a
+  // better one is saved, besides those of keep_last; DIR/best names it.
+  bool keep_best = false;
   std::optional<bool> async;       // as SaveOptions::async
   std::optional<bool> node_local;  // as SaveOptions::node_local
   // How long a save that finds the disk full is retried, with growing pauses of
@@ -119,6 +133,18 @@ class CheckpointManager {
   // that of an earlier async save, which goes to the log; and what
   // `client_state` throws. COLLECTIVE.
   absl::StatusOr<bool> MaybeSave(const ClientState& client_state = nullptr);
+  // Takes a metric of this step, such as a validation loss (early stopping).
+  // Call it before the step's MaybeSave, since checkpoints hold what was
+  // reported before them; Resume goes on from there. Returns true if the
+  // program should end, because of options' patience. NaN is no better than
+  // anything. The metric is identical on all ranks (checked: InvalidArgument);
+  // other errors are Save's. COLLECTIVE.
+  absl::StatusOr<bool> ReportMetric(double metric,
+                                    const ClientState& client_state = nullptr);
+  // Returns the step of the best metric so far, for Resume(*best_step()) where
+  // keep_best is set, and that metric; nullopt before a report. LOCAL.
+  std::optional<int64_t> best_step() const;
+  std::optional<double> best_metric() const;
   // Saves now, unless this step is saved already. COLLECTIVE.
   absl::Status Save(const ClientState& client_state = nullptr);
   // Ends the run: as Save, and waits until it is on the disk. A failed save of
@@ -146,6 +172,7 @@ class CheckpointManager {
   Retention Kept() const;
   bool IsSaved();
   SaveOptions OptionsOf(const std::string& name, bool wait);
+  absl::Status WriteBestOf(const std::string& name);
   void NoteCost(absl::Duration cost);
   void LogReport();
   absl::StatusOr<std::vector<std::string>> Candidates(
@@ -163,6 +190,10 @@ class CheckpointManager {
   std::unique_ptr<RunFolder> folder_;  // both by Create
   std::unique_ptr<SaveRoom> room_;
   std::string good_;  // saved or loaded by this manager, so whole; "": none yet
+  std::unique_ptr<BestMetric> best_;
+  // With keep_best: the checkpoint of the best metric, and the one before until
+  // that is on the disk; "": none.
+  std::string best_name_, best_before_;
   std::shared_ptr<LastSave> last_ = std::make_shared<LastSave>();
   int64_t seen_updates_ = -1;
   // Time of the newest checkpoint in the folder; -1: not looked up yet.

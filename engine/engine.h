@@ -359,8 +359,7 @@ class Engine {
   // the error is the last Step's own (see Step): then the engine is closed.
   absl::Status Close();
 
-  // Return the bytes of model states that this rank holds between uses, and
-  // those that a replica of all (DDP) would hold.
+  // Return the bytes of model states on this rank, and of a replica (DDP).
   StateBytes state_bytes() const;
   StateBytes replicated_state_bytes() const;
   // The group of all ranks of this engine. LOCAL.
@@ -392,6 +391,7 @@ class Engine {
   class Impl;
   friend NoSyncScope;
   friend AutocastScope;
+  friend EvalScope;
   explicit Engine(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

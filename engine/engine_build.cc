@@ -226,7 +226,7 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
     taken = model_.comm()->AgreeOk(MakeRecomputed(partition->units),
                                    "Engine::Create");
   }
-  if (taken.ok()) taken = MakeObserver();
+  if (taken.ok()) taken = MakeObserver(options);
   if (!taken.ok()) {
     const std::string held = refusals.Text(taken);  // units are still there
     const absl::Status given = GiveBack(taken);
@@ -324,10 +324,10 @@ absl::Status Engine::Impl::MakeRecomputed(absl::Span<const UnitPlan> units) {
 }
 
 // Last of all, since it tells what has become of the module.
-absl::Status Engine::Impl::MakeObserver() {
+absl::Status Engine::Impl::MakeObserver(const EngineOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(
-      observer_,
-      StepObserver::Create(&model_, &config_, plan_.get(), &monitor_));
+      observer_, StepObserver::Create(&model_, &config_, &monitor_,
+                                      {plan_.get(), options.metrics_writers}));
   trainer_.SetObserver(observer_.get());
   return absl::OkStatus();
 }

@@ -202,7 +202,9 @@ absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,
     how.after_commit = std::move(options.after_commit);
     how.replace = options.replace;
     how.saved_unix_micros = options.saved_unix_micros;
-    return saver_.Save(dir, State(), client_state, std::move(how),
+    TrainingState state = State();
+    state.manager_state = std::move(options.manager_state);
+    return saver_.Save(dir, state, client_state, std::move(how),
                        std::move(options.on_end));
   });
 }

@@ -92,7 +92,7 @@ class Engine::Impl {
   absl::Status MakeOptimizer();
   absl::Status MakeBufferSync();
   absl::Status MakeRecomputed(absl::Span<const UnitPlan> units);
-  absl::Status MakeObserver();
+  absl::Status MakeObserver(const EngineOptions& options);
 
   // engine_impl.cc
   TrainingState State();

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace tessera {
 
@@ -36,6 +37,51 @@ class [[nodiscard]] AutocastScope {
  private:
   struct State;
   std::unique_ptr<State> state_;
+};
+
+// Evaluates the engine's module while it lives: the module and all modules in
+// it are in evaluation mode (Module::eval), and libtorch records no gradients
+// on this thread. At the end each module has the mode that it had. Hold an
+// AutocastScope around each forward, too. The engine outlives it. LOCAL.
+class [[nodiscard]] EvalScope {
+ public:
+  explicit EvalScope(Engine* engine);
+  ~EvalScope();
+  EvalScope(const EvalScope&) = delete;
+  EvalScope& operator=(const EvalScope&) = delete;
+
+  // Returns the error of the lowest rank whose forward within the scope failed,
+  // on all ranks, or OK; `mine` says how this rank's ended. Where gathers are
+  // collectives (engine/engine.h) the other ranks may be inside one when a rank
+  // fails: this rank then returns its own error within seconds, theirs name it,
+  // and the engine has to be given up, unless all ranks failed. COLLECTIVE,
+  // blocking.
+  absl::Status Agree(const absl::Status& mine);
+
+ private:
+  struct State;
+  Engine* const engine_;
+  std::unique_ptr<State> state_;
+};
+
+// Has the averages in the place of the parameters (Engine::SwapInAverages) for
+// as long as it is open.
+class [[nodiscard]] AveragesScope {
+ public:
+  // Errors are those of Engine::SwapInAverages. `engine` outlives the scope.
+  // COLLECTIVE.
+  static absl::StatusOr<AveragesScope> Open(Engine* engine);
+  AveragesScope(AveragesScope&& other) noexcept;
+  AveragesScope& operator=(AveragesScope&&) = delete;
+  // Closes the scope if it is open; an error goes to the log. COLLECTIVE then.
+  ~AveragesScope();
+  // Swaps the averages out. A second Close does nothing. Errors are those of
+  // Engine::SwapOutAverages. COLLECTIVE.
+  absl::Status Close();
+
+ private:
+  explicit AveragesScope(Engine* engine) : engine_(engine) {}
+  Engine* engine_;  // null: closed
 };
 
 // Parameters are whole, in place, while this is open; see Engine::Summon.

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "base/thread/wait_clock.h"
 #include "base/torch_guard.h"
+#include "comm/communicator.h"
 #include "loader/batch_maker.h"
 #include "loader/batch_queue.h"
 #include "loader/device_copies.h"
@@ -53,6 +54,7 @@ class DataLoader::Impl {
 
   absl::Status Start();
   absl::StatusOr<Batch> Next();
+  absl::StatusOr<Batch> NextOnAll(Communicator& comm);
   std::string State() const {
     return absl::StrCat(kHead, "seed=", options_.seed, " ", place_.state);
   }
@@ -146,6 +148,16 @@ absl::StatusOr<Batch> DataLoader::Impl::Next() {
   return std::move(drawn->batch);
 }
 
+// A rank whose batch is good goes back to where the others are.
+absl::StatusOr<Batch> DataLoader::Impl::NextOnAll(Communicator& comm) {
+  OrderPlace before = behind_error_.value_or(place_);
+  absl::StatusOr<Batch> batch = Next();
+  const absl::Status agreed = comm.AgreeOk(batch.status(), "data");
+  if (agreed.ok()) return batch;
+  if (batch.ok()) behind_error_ = std::exchange(place_, std::move(before));
+  return agreed;
+}
+
 void DataLoader::Impl::CountWait(absl::Duration waited) {
   const int64_t nanos = absl::ToInt64Nanoseconds(waited);
   waited_nanos_.fetch_add(nanos, std::memory_order_relaxed);
@@ -230,6 +242,9 @@ absl::StatusOr<std::unique_ptr<DataLoader>> DataLoader::Create(
 }
 
 absl::StatusOr<Batch> DataLoader::Next() { return impl_->Next(); }
+absl::StatusOr<Batch> DataLoader::NextOnAll(Communicator& comm) {
+  return impl_->NextOnAll(comm);
+}
 std::string DataLoader::State() const { return impl_->State(); }
 absl::Status DataLoader::Load(absl::string_view state) {
   return impl_->Load(state);

@@ -18,12 +18,11 @@
 // Batches and their bits do not depend on the number of workers, as long as
 // Fetch takes its random numbers from the BatchContext.
 //
-// Each rank has a loader of its own, and takes from it in step. None of this is
-// COLLECTIVE: an error is this rank's alone, and a rank that leaves a step
-// because of it keeps the others waiting in the next collective until it ends
-// or has announced the error. Where errors may happen, agree on the status
-// before the forward: communicator->AgreeOk(batch.status(), "data") returns it
-// on all ranks.
+// Each rank has a loader of its own, and takes from it in step. NextOnAll
+// returns an error of one rank on all. Nothing else is COLLECTIVE: an error of
+// Next is this rank's alone, and a rank that leaves a step because of it keeps
+// the others waiting in the next collective until it ends or has announced the
+// error.
 //
 // Threads: calls come from one thread at a time; any thread may call stats().
 #ifndef LOADER_DATA_LOADER_H_
@@ -42,6 +41,8 @@
 #include "loader/loader_options.h"
 
 namespace tessera {
+
+class Communicator;  // comm/communicator.h
 
 // Figures since Create.
 struct DataLoaderStats {
@@ -83,6 +84,11 @@ class DataLoader {
   // the batch after it. Returns FailedPrecondition if no batch is full
   // (EpochEnd::kDrop). LOCAL, blocking.
   absl::StatusOr<Batch> Next();
+  // As Next, where an error of one rank is returned on all ranks of `comm`,
+  // naming the rank. The loaders stay in step: this batch counts as replaced by
+  // an error on all of them, so State is the same on all and the next call
+  // returns the batch after it. COLLECTIVE, blocking: one small exchange.
+  absl::StatusOr<Batch> NextOnAll(Communicator& comm);
 
   // Returns the place after the last batch that Next returned, whatever was
   // made ahead. A batch that was replaced by an error counts as returned only

@@ -76,6 +76,15 @@ TEST_F(MakeRoomTest, TheNewestWholeOneAndTheKnownOneStay) {
   EXPECT_THAT(Found(), ElementsAre(6, 5, 4, -3, 2));
 }
 
+TEST_F(MakeRoomTest, TheBestStays) {
+  Fill(4, 4);
+  disk_.capacity = 0;
+  Retention kept{.keep_last = 4};
+  kept.keep = {StepFolderName(1)};
+  (void)MakeRoom(kDir, StepFolderName(4), kept, 9, &disk_);
+  EXPECT_THAT(Found(), ElementsAre(4, 1));
+}
+
 // A damaged one is newer than what was loaded, so it is not removed otherwise.
 TEST_F(MakeRoomTest, DamagedOnesGoFirst) {
   Fill(4, 4);

@@ -27,6 +27,7 @@ inline constexpr int kCheckpointFormat = 1;
 inline constexpr char kManifestName[] = "manifest";
 // In the folder of a run's checkpoints, this file names the newest one.
 inline constexpr char kLatestName[] = "latest";
+inline constexpr char kBestName[] = "best";
 inline constexpr char kLockName[] = "lock";
 inline constexpr int64_t kBlockBytes =
     64 << 10;  // each block has a checksum of its own

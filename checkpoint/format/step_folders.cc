@@ -12,7 +12,12 @@
 namespace tessera {
 namespace {
 
-constexpr char kNewLatest[] = "latest.new";
+// Whether it stays for ever.
+bool Stays(const std::string& name, const Retention& retention) {
+  return retention.keep.count(name) > 0 ||
+         (retention.keep_every != 0 &&
+          *StepInName(name) % retention.keep_every == 0);
+}
 
 std::string PathOf(const std::string& dir, const std::string& name) {
   return absl::StrCat(dir, "/", name);
@@ -161,17 +166,33 @@ absl::Status CheckFilesOf(const std::string& path, FileSystem* files,
              : absl::DataLossError(absl::StrCat(path, ": has no data file"));
 }
 
-absl::Status WriteLatest(const std::string& dir, const std::string& name,
-                         FileSystem* files) {
+namespace {
+
+// Replaces the text of DIR/`file` by `name`.
+absl::Status WriteName(const std::string& dir, const std::string& file_name,
+                       const std::string& name, FileSystem* files) {
+  const std::string fresh = absl::StrCat(file_name, ".new");
   TESSERA_ASSIGN_OR_RETURN(const Folder folder, Folder::Open(dir, files));
-  TESSERA_RETURN_IF_ERROR(folder.Remove(kNewLatest));
+  TESSERA_RETURN_IF_ERROR(folder.Remove(fresh));
   {
-    TESSERA_ASSIGN_OR_RETURN(const File file, folder.CreateFile(kNewLatest));
+    TESSERA_ASSIGN_OR_RETURN(const File file, folder.CreateFile(fresh));
     TESSERA_RETURN_IF_ERROR(file.WriteAt(0, absl::StrCat(name, "\n")));
     TESSERA_RETURN_IF_ERROR(file.Sync());
   }
-  TESSERA_RETURN_IF_ERROR(folder.Rename(kNewLatest, kLatestName));
+  TESSERA_RETURN_IF_ERROR(folder.Rename(fresh, file_name));
   return folder.Sync();
+}
+
+}  // namespace
+
+absl::Status WriteLatest(const std::string& dir, const std::string& name,
+                         FileSystem* files) {
+  return WriteName(dir, kLatestName, name, files);
+}
+
+absl::Status WriteBest(const std::string& dir, const std::string& name,
+                       FileSystem* files) {
+  return WriteName(dir, kBestName, name, files);
 }
 
 absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
@@ -182,9 +203,7 @@ absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
   // With many steps that stay for ever, a save need not read them all.
   std::vector<std::string> others;
   for (const std::string& name : names) {
-    if (retention.keep_every == 0 ||
-        *StepInName(name) % retention.keep_every != 0)
-      others.push_back(name);
+    if (!Stays(name, retention)) others.push_back(name);
   }
   absl::Status failed =
       RemoveAllButTheLast(dir, others, saved, retention, files, holds);
@@ -220,13 +239,11 @@ std::vector<std::string> MayGo(const std::string& dir, const std::string& good,
                                FolderHolds holds) {
   auto names = StepNames(dir, files);
   if (!names.ok()) return {};
-  names->erase(
-      std::remove_if(names->begin(), names->end(),
-                     [&](const std::string& name) {
-                       return name != good && retention.keep_every != 0 &&
-                              *StepInName(name) % retention.keep_every == 0;
-                     }),
-      names->end());
+  names->erase(std::remove_if(names->begin(), names->end(),
+                              [&](const std::string& name) {
+                                return name != good && Stays(name, retention);
+                              }),
+               names->end());
   std::vector<std::string> damaged, older;
   bool any = false;
   for (const StepFolder& one : NewestFirst(dir, *names, files)) {

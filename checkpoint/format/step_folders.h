@@ -3,6 +3,7 @@
 //   DIR/step-00000120/   a checkpoint (checkpoint/format/checkpoint_folder.h)
 //   DIR/step-00000240/
 //   DIR/latest           "step-00000240\n", for people and scripts
+//   DIR/best             the same of the one with the best metric, if any
 //
 // No torch, and nothing of ranks.
 #ifndef CHECKPOINT_FORMAT_STEP_FOLDERS_H_
@@ -10,6 +11,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -49,15 +51,20 @@ enum class FolderHolds { kAll, kPart };
 absl::Status CheckFilesOf(const std::string& path, FileSystem* files,
                           FolderHolds holds = FolderHolds::kAll);
 
-// Replaces the text of DIR/latest by `name`, by a rename. LOCAL.
+// Replace the text of DIR/latest, or of DIR/best, by `name`, by a rename.
+// LOCAL.
 absl::Status WriteLatest(const std::string& dir, const std::string& name,
                          FileSystem* files);
+absl::Status WriteBest(const std::string& dir, const std::string& name,
+                       FileSystem* files);
 
 struct Retention {
   int keep_last = 2;  // at least 1
   // Steps that are multiples of this stay for ever, and do not count for
   // keep_last; 0: none.
   int64_t keep_every = 0;
+  // Names of checkpoints that stay like those of keep_every: the best ones.
+  std::set<std::string> keep;
   // By name, why a checkpoint could not be loaded, though its files may have
   // the right sizes. Such a checkpoint does not count for keep_last; DataLoss
   // means that it is damaged.
@@ -84,7 +91,8 @@ struct DiskRoom {
 // older ones that keep_last would keep, until there is room for one as large as
 // `good`, and at least `least` of them (a quota cannot be seen). It never
 // removes `good`, which must be known to be whole (if empty, no more goes than
-// RemoveOldSteps removes), the newest whole one, or what keep_every keeps.
+// RemoveOldSteps removes), the newest whole one, or what keep_every and `keep`
+// keep.
 // `least` < 0: removes nothing, only looks. LOCAL.
 DiskRoom MakeRoom(const std::string& dir, const std::string& good,
                   const Retention& retention, int least, FileSystem* files,

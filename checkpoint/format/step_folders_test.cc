@@ -143,6 +143,16 @@ TEST_F(StepFoldersTest, ADamagedOneIsNotCountedAsAGoodOne) {
   EXPECT_THAT(Found(), ElementsAre(-3, 2));
 }
 
+TEST_F(StepFoldersTest, TheBestStaysAndDoesNotCount) {
+  for (int64_t step = 1; step <= 5; ++step) Save(step, step);
+  Retention retention{.keep_last = 2};
+  retention.keep = {StepFolderName(2), StepFolderName(77)};
+  TESSERA_EXPECT_OK(RemoveOldSteps(kDir, StepFolderName(5), retention, &disk_));
+  EXPECT_THAT(Found(), ElementsAre(5, 4, 2));
+  TESSERA_EXPECT_OK(WriteBest(kDir, StepFolderName(2), &disk_));
+  EXPECT_EQ(disk_.FilesIn(kDir)["best"], "step-00000002\n");
+}
+
 // A reader has passed it over, though its files have the right sizes.
 TEST_F(StepFoldersTest, OneThatWasPassedOverIsNotCountedEither) {
   for (int64_t step = 1; step <= 4; ++step) Save(step, step);

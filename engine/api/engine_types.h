@@ -30,8 +30,9 @@ class Module;
 
 namespace tessera {
 
-class Communicator;  // comm/communicator.h
-struct PlanReport;   // engine/plan/plan.h
+class Communicator;   // comm/communicator.h
+class MetricsWriter;  // monitor/metrics_writer.h
+struct PlanReport;    // engine/plan/plan.h
 
 // Parameters that are stepped with options of their own.
 struct ParameterGroup {
@@ -103,6 +104,11 @@ struct EngineOptions {
   // that a resumed run makes the same choices. It is no error if nothing is
   // there. Rank 0 reads it.
   std::string resume_from;
+  // The program's own writers of metrics, besides those that the configuration
+  // enables: each gets what these get, once per step (docs/monitoring.md).
+  // Those of rank 0 are used; other ranks need not have any. An error of one is
+  // logged once, and training goes on.
+  std::vector<std::shared_ptr<MetricsWriter>> metrics_writers;
 };
 
 struct BackwardOptions {
@@ -248,6 +254,10 @@ struct SaveOptions {
   // ranks are ready to write; if the save fails after that, the folder has
   // none.
   bool replace = false;
+  // Text of what manages the run (CheckpointManager's best metric), identical
+  // on all ranks: LoadCheckpointReport::manager_state gives it back. Programs
+  // use client_state.
+  std::string manager_state;
   // The time by which the checkpoints of a run are ordered, in microseconds
   // since 1970, as rank 0 gives it; 0: now, by rank 0's clock.
   int64_t saved_unix_micros = 0;
@@ -276,7 +286,8 @@ struct LoadCheckpointOptions {
   bool strict = true;
 };
 struct LoadCheckpointReport {
-  std::string client_state;  // this rank's
+  std::string client_state;   // this rank's
+  std::string manager_state;  // SaveOptions::manager_state
   // The module's names that the checkpoint lacks, and "NAME (STATE)" for states
   // that begin now.
   std::vector<std::string> missing;

@@ -246,6 +246,9 @@ void DescribeTraining(const TrainingState& state,
   training->set_skipped_steps(state.place.skipped_steps);
   training->set_samples(state.place.samples);
   training->set_train_batch_size(state.config.train_batch_size());
+  if (!state.manager_state.empty()) {
+    training->set_manager_state(state.manager_state);
+  }
 }
 
 // What no checkpoint can hold is not left out in silence.

@@ -33,6 +33,7 @@ struct TrainingState {
   OptimizerGroups& groups;
   const proto::Config& config;  // resolved
   RunPlace place;
+  std::string manager_state;  // SaveOptions'
 
   Communicator* comm() const { return model.comm(); }
   ShardedOptimizer* optimizer() const { return optimization.optimizer(); }

@@ -194,6 +194,7 @@ class Loading {
     loaded_.report.world_size = manifest_.training().world_size();
     loaded_.report.stage = manifest_.training().stage();
     loaded_.report.client_state = values_[kClientState];
+    loaded_.report.manager_state = training.manager_state();
     if (same_ranks_) {
       TESSERA_RETURN_IF_ERROR(
           Annotate(reads_.TakeOwn(values_),

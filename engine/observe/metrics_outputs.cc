@@ -1,10 +1,12 @@
 #include "engine/observe/metrics_outputs.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/torch_guard.h"
 #include "config/config.pb.h"
 #include "monitor/append_file.h"
 #include "monitor/csv_writer.h"
@@ -24,8 +26,13 @@ std::string RunFolder(const proto::Config& config) {
 }
 
 absl::StatusOr<MetricsOutputs> MetricsOutputs::Open(
-    const proto::Config& config) {
-  std::vector<std::unique_ptr<MetricsWriter>> writers;
+    const proto::Config& config,
+    const std::vector<std::shared_ptr<MetricsWriter>>& own) {
+  std::vector<std::shared_ptr<MetricsWriter>> writers = own;
+  if (std::count(own.begin(), own.end(), nullptr) > 0) {
+    return absl::InvalidArgumentError(
+        "EngineOptions::metrics_writers: expected writers, got a null pointer");
+  }
   const auto add = [&](absl::string_view section, auto writer) -> absl::Status {
     if (!writer.ok()) {
       return Annotate(writer.status(), absl::StrCat(section, ".output_path"));
@@ -54,7 +61,7 @@ absl::StatusOr<MetricsOutputs> MetricsOutputs::Open(
 }
 
 MetricsOutputs::MetricsOutputs(
-    std::vector<std::unique_ptr<MetricsWriter>> writers) {
+    std::vector<std::shared_ptr<MetricsWriter>> writers) {
   for (auto& writer : writers) writers_.push_back({std::move(writer)});
 }
 
@@ -67,11 +74,16 @@ void MetricsOutputs::Warn(const absl::Status& status, Writer* of) {
 }
 
 void MetricsOutputs::Write(const StepMetrics& metrics) {
-  for (Writer& each : writers_) Warn(each.writer->Write(metrics), &each);
+  for (Writer& each : writers_) {
+    Warn(CatchTorch("Write", [&] { return each.writer->Write(metrics); }),
+         &each);
+  }
 }
 
 void MetricsOutputs::Flush() {
-  for (Writer& each : writers_) Warn(each.writer->Flush(), &each);
+  for (Writer& each : writers_) {
+    Warn(CatchTorch("Flush", [&] { return each.writer->Flush(); }), &each);
+  }
 }
 
 }  // namespace tessera

@@ -5,8 +5,9 @@
 //   engine->monitor().AddScalar("eval/loss", loss);  // written with the rest
 //
 // Metrics go to the writers that the configuration enables (tensorboard,
-// csv_monitor, jsonl_monitor), on rank 0; on other ranks, and where none is
-// enabled, the calls do nothing, so a program may always make them. What is
+// csv_monitor, jsonl_monitor) and to EngineOptions::metrics_writers, on rank 0;
+// on other ranks, and where there is none, the calls do nothing, so a program
+// may always make them. What is
 // added belongs to the last optimizer step and is written with its metrics;
 // what is added before the first step belongs to that one.
 //

@@ -83,12 +83,13 @@ std::string TextOf(const std::string& path) {
 }  // namespace
 
 StepObserver::StepObserver(const ShardedModel* model,
-                           const proto::Config* config, Monitor* monitor)
+                           const proto::Config* config, Monitor* monitor,
+                           bool writes)
     : model_(model),
       config_(*config),
       monitor_(monitor),
       rank_(model->comm()->rank()),
-      writes_(MetricsOutputs::Wanted(*config)),
+      writes_(writes),
       print_each_(PrintEach(*config)),
       breakdown_(config->wall_clock_breakdown()),
       parameters_(ParametersOf(*model)),
@@ -96,20 +97,26 @@ StepObserver::StepObserver(const ShardedModel* model,
       exposed_before_(ExposedCommNanos()) {}
 
 absl::StatusOr<std::unique_ptr<StepObserver>> StepObserver::Create(
-    const ShardedModel* model, const proto::Config* config,
-    const PlanReport* plan, Monitor* monitor) {
-  if (!MetricsOutputs::Wanted(*config) && PrintEach(*config) == 0 &&
+    const ShardedModel* model, const proto::Config* config, Monitor* monitor,
+    const StepObserverOptions& options) {
+  // All ranks have to know, since all exchange the metrics of a step.
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> own,
+      model->comm()->AllGatherStrings(options.writers.empty() ? "" : "own",
+                                      CommTag{"the program's writers"}));
+  const bool writes = MetricsOutputs::Wanted(*config) || !own[0].empty();
+  if (!writes && PrintEach(*config) == 0 &&
       !config->flops_profiler().enabled() &&
       !config->comms_logger().enabled()) {
     return nullptr;
   }
-  auto observer =
-      std::unique_ptr<StepObserver>(new StepObserver(model, config, monitor));
-  TESSERA_RETURN_IF_ERROR(observer->Open(plan));
+  auto observer = std::unique_ptr<StepObserver>(
+      new StepObserver(model, config, monitor, writes));
+  TESSERA_RETURN_IF_ERROR(observer->Open(options));
   return observer;
 }
 
-absl::Status StepObserver::Open(const PlanReport* plan) {
+absl::Status StepObserver::Open(const StepObserverOptions& options) {
   if (config_.comms_logger().verbose() && config_.comms_logger().enabled()) {
     TESSERA_RETURN_IF_ERROR(SetVerbosity("comm=2"));
   }
@@ -119,17 +126,18 @@ absl::Status StepObserver::Open(const PlanReport* plan) {
   }
   absl::Status opened;
   if (rank_ == 0 && writes_) {
-    absl::StatusOr<MetricsOutputs> outputs = MetricsOutputs::Open(config_);
+    absl::StatusOr<MetricsOutputs> outputs =
+        MetricsOutputs::Open(config_, options.writers);
     opened = outputs.status();
     if (opened.ok() && config_.jsonl_monitor().enabled()) {
       run.start_unix_seconds = UnixSeconds();
       run.parameters = parameters_;
       run.command = CommandText(TextOf("/proc/self/cmdline"));
       run.earlier = TextOf(RunJsonPath(config_));
-      opened =
-          Annotate(WriteFileAtomically(RunJsonPath(config_),
-                                       RunJson(*model_, config_, plan, run)),
-                   "jsonl_monitor.output_path");
+      opened = Annotate(
+          WriteFileAtomically(RunJsonPath(config_),
+                              RunJson(*model_, config_, options.plan, run)),
+          "jsonl_monitor.output_path");
       start_ = StartOf(*model_, run.start_unix_seconds);
     }
     if (opened.ok()) outputs_.emplace(*std::move(outputs));

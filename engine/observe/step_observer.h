@@ -17,6 +17,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
@@ -38,14 +39,20 @@ namespace proto {
 class Config;
 }
 
+struct StepObserverOptions {
+  const PlanReport* plan = nullptr;  // for run.json; null: none
+  // EngineOptions::metrics_writers of this rank.
+  std::vector<std::shared_ptr<MetricsWriter>> writers;
+};
+
 class StepObserver {
  public:
-  // Null if the configuration asks for nothing. Opens the writers, on rank 0,
-  // and writes run.json, with `plan` unless that is null. `model`, `config` and
+  // Null if neither the configuration nor rank 0's program asks for anything.
+  // Opens the writers, on rank 0, and writes run.json. `model`, `config` and
   // `monitor` outlive it. COLLECTIVE. Errors of any are returned on all ranks.
   static absl::StatusOr<std::unique_ptr<StepObserver>> Create(
-      const ShardedModel* model, const proto::Config* config,
-      const PlanReport* plan, Monitor* monitor);
+      const ShardedModel* model, const proto::Config* config, Monitor* monitor,
+      const StepObserverOptions& options);
 
   // ---- Called by Trainer. LOCAL, except that EndStep queues an all-gather.
   void EndForward();
@@ -91,8 +98,8 @@ class StepObserver {
   };
 
   StepObserver(const ShardedModel* model, const proto::Config* config,
-               Monitor* monitor);
-  absl::Status Open(const PlanReport* plan);
+               Monitor* monitor, bool writes);
+  absl::Status Open(const StepObserverOptions& options);
   bool Prints(int64_t step) const;
   void BeginProfile(int64_t updates);
   RankMetrics RankMetricsOf(const StepTimes& times,
@@ -108,7 +115,7 @@ class StepObserver {
   const proto::Config& config_;
   Monitor* const monitor_;
   const int rank_;
-  const bool writes_;         // some writer is enabled
+  const bool writes_;         // some writer is enabled, on rank 0
   const int64_t print_each_;  // 0: never
   const bool breakdown_;
   int64_t parameters_ = 0;                 // of the model

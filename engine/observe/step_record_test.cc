@@ -178,7 +178,7 @@ class FailingWriter : public MetricsWriter {
 
 TEST(MetricsOutputsTest, AWriterThatFailsWarnsOnceAndIsTriedAgain) {
   int first = 0, second = 0;
-  std::vector<std::unique_ptr<MetricsWriter>> writers;
+  std::vector<std::shared_ptr<MetricsWriter>> writers;
   writers.push_back(std::make_unique<FailingWriter>(&first));
   writers.push_back(std::make_unique<FailingWriter>(&second));
   MetricsOutputs outputs(std::move(writers));

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "c10/core/GradMode.h"
+#include "evaluation/evaluate.h"
 #include "examples/text/generate.h"
 #include "examples/text/train_step.h"
 #include "loader/client_state.h"
@@ -102,28 +102,30 @@ absl::StatusOr<float> Trainer::Step() {
 }
 
 absl::StatusOr<float> Trainer::HeldOutLoss() {
-  const int threads = at::get_num_threads();
-  at::set_num_threads(1);  // sums depend on them
-  const c10::NoGradGuard no_gradients;
-  model_->eval();
-  double sum = 0;
-  for (int64_t i = 0; i < flags_.held_out; ++i) {
-    TESSERA_ASSIGN_OR_RETURN(const at::Tensor sample, text_->HeldOut(i));
-    const TokenBatch batch(sample.to(device_));
-    const tessera::Engine::AutocastScope autocast(engine_.get());
-    sum += Loss(batch.tokens, batch.targets).item<float>();
-  }
-  model_->train();
-  at::set_num_threads(threads);
-  return static_cast<float>(sum / static_cast<double>(flags_.held_out));
+  tessera::Mean loss("held_out_loss");
+  tessera::EvaluateOptions options;
+  options.one_thread = true;  // sums depend on them
+  TESSERA_RETURN_IF_ERROR(tessera::Evaluate(
+      engine_.get(), {&loss}, flags_.held_out,
+      [&](absl::Span<const int64_t> samples) -> absl::Status {
+        TESSERA_ASSIGN_OR_RETURN(const at::Tensor sample,
+                                 text_->HeldOut(samples[0]));
+        const TokenBatch batch(sample.to(device_));
+        loss.Add(Loss(batch.tokens, batch.targets));
+        return absl::OkStatus();
+      },
+      options));
+  return static_cast<float>(loss.value());
 }
 
 std::string Trainer::Sample() {
-  model_->eval();
+  const tessera::EvalScope evaluation(engine_.get());
   const std::vector<int64_t> tokens = Generate(
-      [&](const at::Tensor& seen) { return model_->forward(seen.to(device_)); },
+      [&](const at::Tensor& seen) {
+        const tessera::Engine::AutocastScope autocast(engine_.get());
+        return model_->forward(seen.to(device_));
+      },
       TokensOf(flags_.prompt.empty() ? "\n" : flags_.prompt), flags_.sample);
-  model_->train();
   return TextOf(tokens);
 }
 

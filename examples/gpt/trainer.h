@@ -32,9 +32,9 @@ class Trainer {
   // given.
   absl::StatusOr<float> Step();
 
-  // Returns the mean loss of the held-out samples. Each rank computes all of
-  // them on one thread, so the bits are the same on all ranks, however many
-  // there are. COLLECTIVE.
+  // Returns the mean loss of the held-out samples, each on one rank and one
+  // thread, so the bits are the same on all ranks, however many there are.
+  // COLLECTIVE.
   absl::StatusOr<float> HeldOutLoss();
 
   // Returns what the model writes after flags.prompt

@@ -16,6 +16,7 @@
 #include "data/distributed_order.h"
 #include "data/images/made_images.h"
 #include "engine/tessera.h"
+#include "evaluation/evaluate.h"
 #include "examples/vision/images.h"
 #include "examples/vision/score.h"
 #include "examples/vision/torch_arguments.h"
@@ -107,11 +108,11 @@ absl::Status Run(int argc, char** argv) {
 
   int64_t said = engine->step();  // a skipped step is not counted
   while (engine->step() < absl::GetFlag(FLAGS_steps)) {
-    absl::StatusOr<tessera::Batch> batch = loader->Next();
-    TESSERA_RETURN_IF_ERROR(job.comm().AgreeOk(batch.status(), "data"));
-    const at::Tensor logits = model->forward(batch->tensors[0]);
+    TESSERA_ASSIGN_OR_RETURN(const tessera::Batch batch,
+                             loader->NextOnAll(job.comm()));
+    const at::Tensor logits = model->forward(batch.tensors[0]);
     const at::Tensor loss =
-        nn::functional::cross_entropy(logits.to(at::kFloat), batch->tensors[1]);
+        nn::functional::cross_entropy(logits.to(at::kFloat), batch.tensors[1]);
     TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
     TESSERA_RETURN_IF_ERROR(engine->Step());
     if (world.rank() == 0 && engine->step() % 50 == 0 &&
@@ -125,19 +126,22 @@ absl::Status Run(int argc, char** argv) {
     TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(dir, loader->State()));
   }
 
-  TESSERA_ASSIGN_OR_RETURN(
-      const Score test,
-      Evaluate(world, data->test.num_images(), batch_size,
-               [&](absl::Span<const int64_t> samples) {
-                 auto [images, labels] =
-                     ImagesOf(data->test, samples, Normalize);
-                 return std::pair(model->forward(images.to(world.device())),
-                                  labels.to(world.device()));
-               }));
+  Score test;
+  tessera::EvaluateOptions evaluation;
+  evaluation.batch_size = batch_size;
+  TESSERA_RETURN_IF_ERROR(tessera::Evaluate(
+      engine.get(), test.metrics(), data->test.num_images(),
+      [&](absl::Span<const int64_t> samples) {
+        const auto [images, labels] = ImagesOf(data->test, samples, Normalize);
+        test.Add(model->forward(images.to(world.device())),
+                 labels.to(world.device()));
+        return absl::OkStatus();
+      },
+      evaluation));
   if (world.rank() == 0) {
-    std::printf("test set: %.2f %% of %lld images, loss %.6g\n",
-                100 * test.accuracy, static_cast<long long>(test.samples),
-                test.loss);
+    std::printf("test set: %.2f %% of %.0f images, loss %.6g\n",
+                100 * test.accuracy.value(), test.accuracy.weight(),
+                test.loss.value());
   }
   return engine->Close();
 }

@@ -10,6 +10,7 @@
 #include "data/distributed_order.h"
 #include "data/images/cifar.h"
 #include "data/images/made_images.h"
+#include "evaluation/evaluate.h"
 #include "examples/resnet_cifar/augment.h"
 #include "loader/client_state.h"
 #include "torch/torch.h"
@@ -152,10 +153,9 @@ absl::Status Trainer::Train() {
 }
 
 absl::Status Trainer::Step() {
-  absl::StatusOr<tessera::Batch> batch = loader_->Next();
-  TESSERA_RETURN_IF_ERROR(
-      world_.communicator()->AgreeOk(batch.status(), "data"));
-  const at::Tensor &images = batch->tensors[0], &labels = batch->tensors[1];
+  TESSERA_ASSIGN_OR_RETURN(const tessera::Batch batch,
+                           loader_->NextOnAll(*world_.communicator()));
+  const at::Tensor &images = batch.tensors[0], &labels = batch.tensors[1];
   at::Tensor logits;
   {
     const tessera::Engine::AutocastScope autocast(engine_.get());
@@ -165,39 +165,42 @@ absl::Status Trainer::Step() {
       torch::nn::functional::cross_entropy(logits.to(at::kFloat), labels)));
   TESSERA_RETURN_IF_ERROR(engine_->Step());
   seen_.Add(logits, labels);
-  return batch->ends_epoch ? EndEpoch() : absl::OkStatus();
+  return batch.ends_epoch ? EndEpoch() : absl::OkStatus();
 }
 
 absl::Status Trainer::EndEpoch() {
   ++epoch_;
-  TESSERA_ASSIGN_OR_RETURN(const Score train, seen_.OverRanks(world_));
-  seen_ = ScoreSums(world_.device());
-  model_->eval();
-  auto test = Evaluate(
-      world_, data_->test.num_images(),
-      config_.train_micro_batch_size_per_gpu(),
-      [this](absl::Span<const int64_t> samples) {
-        auto [images, labels] = ImagesOf(data_->test, samples, WholeImage);
-        const tessera::Engine::AutocastScope autocast(engine_.get());
-        return std::pair(model_->forward(images.to(world_.device())),
-                         labels.to(world_.device()));
-      });
-  model_->train();
-  TESSERA_RETURN_IF_ERROR(test.status());
-  return SayEpoch(train, *test);
+  TESSERA_RETURN_IF_ERROR(
+      tessera::ReduceMetrics(world_.communicator().get(), seen_.metrics()));
+  tessera::EvaluateOptions options;
+  options.batch_size = config_.train_micro_batch_size_per_gpu();
+  Score test;
+  TESSERA_RETURN_IF_ERROR(tessera::Evaluate(
+      engine_.get(), test.metrics(), data_->test.num_images(),
+      [&](absl::Span<const int64_t> samples) {
+        const auto [images, labels] =
+            ImagesOf(data_->test, samples, WholeImage);
+        test.Add(model_->forward(images.to(world_.device())),
+                 labels.to(world_.device()));
+        return absl::OkStatus();
+      },
+      options));
+  SayEpoch(seen_, test);
+  for (tessera::Metric* metric : seen_.metrics()) metric->Reset();
+  return absl::OkStatus();
 }
 
-absl::Status Trainer::SayEpoch(const Score& train, const Score& test) const {
-  if (world_.rank() != 0) return absl::OkStatus();
-  std::printf("%s\n", absl::StrFormat(
-                          "epoch %d/%d step %d rate %.5f: loss %.4f, "
-                          "accuracy %.2f %%; test: loss %.4f, accuracy "
-                          "%.2f %%",
-                          epoch_, flags_.epochs, engine_->step(),
-                          engine_->last_step().learning_rate, train.loss,
-                          100 * train.accuracy, test.loss, 100 * test.accuracy)
-                          .c_str());
-  return absl::OkStatus();
+void Trainer::SayEpoch(const Score& train, const Score& test) const {
+  if (world_.rank() != 0) return;
+  std::printf("%s\n",
+              absl::StrFormat("epoch %d/%d step %d rate %.5f: loss %.4f, "
+                              "accuracy %.2f %%; test: loss %.4f, accuracy "
+                              "%.2f %%",
+                              epoch_, flags_.epochs, engine_->step(),
+                              engine_->last_step().learning_rate,
+                              train.loss.value(), 100 * train.accuracy.value(),
+                              test.loss.value(), 100 * test.accuracy.value())
+                  .c_str());
 }
 
 // Returns what this program adds to a checkpoint, for each rank.
@@ -205,7 +208,8 @@ std::string Trainer::ClientState() const {
   return tessera::PackClientState({{"loader", loader_->State()},
                                    {"epoch", absl::StrCat(epoch_)},
                                    {"ranks", absl::StrCat(world_.world_size())},
-                                   {"seen", seen_.State()}});
+                                   {"loss", seen_.loss.State()},
+                                   {"accuracy", seen_.accuracy.State()}});
 }
 
 absl::Status Trainer::LoadClientState(const std::string& state) {
@@ -219,7 +223,8 @@ absl::Status Trainer::LoadClientState(const std::string& state) {
   // The sums apply to the same number of ranks; others begin the rest of the
   // epoch without.
   if (parts["ranks"] == absl::StrCat(world_.world_size())) {
-    TESSERA_RETURN_IF_ERROR(seen_.Load(parts["seen"]));
+    TESSERA_RETURN_IF_ERROR(seen_.loss.Load(parts["loss"]));
+    TESSERA_RETURN_IF_ERROR(seen_.accuracy.Load(parts["accuracy"]));
   }
   return loader_->Load(parts["loader"]);
 }

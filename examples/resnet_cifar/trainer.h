@@ -48,14 +48,13 @@ class Trainer {
       : flags_(flags),
         world_(*job.world),
         config_path_(job.config_path),
-        config_(job.config),
-        seen_(job.world->device()) {}
+        config_(job.config) {}
   absl::Status Prepare();
   absl::Status MakeEngine();
   absl::Status MakeManager();
   absl::Status Step();
   absl::Status EndEpoch();
-  absl::Status SayEpoch(const Score& train, const Score& test) const;
+  void SayEpoch(const Score& train, const Score& test) const;
   std::string ClientState() const;
   absl::Status LoadClientState(const std::string& state);
 
@@ -68,7 +67,7 @@ class Trainer {
   ResNet18 model_{nullptr};
   std::unique_ptr<tessera::Engine> engine_;
   std::unique_ptr<tessera::CheckpointManager> manager_;
-  ScoreSums seen_;     // for this epoch's training
+  Score seen_;         // in this epoch's training
   int64_t epoch_ = 0;  // epochs that have ended
 };
 

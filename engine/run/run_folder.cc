@@ -1,4 +1,4 @@
-#include "engine/run_folder.h"
+#include "engine/run/run_folder.h"
 
 #include <utility>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "engine/save_room.h"
+#include "engine/run/save_room.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "engine/stop_signals.h"
+#include "engine/run/stop_signals.h"
 
 #include <unistd.h>
 

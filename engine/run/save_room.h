@@ -9,8 +9,8 @@
 // save.
 //
 // Threads: all calls come from the thread of the manager's calls.
-#ifndef ENGINE_SAVE_ROOM_H_
-#define ENGINE_SAVE_ROOM_H_
+#ifndef ENGINE_RUN_SAVE_ROOM_H_
+#define ENGINE_RUN_SAVE_ROOM_H_
 
 #include <functional>
 #include <memory>
@@ -67,4 +67,4 @@ class SaveRoom {
 };
 
 }  // namespace tessera
-#endif  // ENGINE_SAVE_ROOM_H_
+#endif  // ENGINE_RUN_SAVE_ROOM_H_

@@ -1,7 +1,7 @@
 // RunFolder: locks the folder of a run's checkpoints for this job, and says
 // which ranks do the work that one rank does per folder.
-#ifndef ENGINE_RUN_FOLDER_H_
-#define ENGINE_RUN_FOLDER_H_
+#ifndef ENGINE_RUN_RUN_FOLDER_H_
+#define ENGINE_RUN_RUN_FOLDER_H_
 
 #include <memory>
 #include <string>
@@ -28,4 +28,4 @@ absl::StatusOr<RunFolder> TakeRunFolder(const std::string& dir,
                                         Communicator* comm);
 
 }  // namespace tessera
-#endif  // ENGINE_RUN_FOLDER_H_
+#endif  // ENGINE_RUN_RUN_FOLDER_H_

@@ -1,8 +1,8 @@
 // StopSignals: notes signals that ask this process to end soon, so that a
 // program saves its state first: SIGTERM, and SIGUSR1 as Slurm sends it
 // (--signal).
-#ifndef ENGINE_STOP_SIGNALS_H_
-#define ENGINE_STOP_SIGNALS_H_
+#ifndef ENGINE_RUN_STOP_SIGNALS_H_
+#define ENGINE_RUN_STOP_SIGNALS_H_
 
 #include <signal.h>
 
@@ -30,4 +30,4 @@ class StopSignals {
 };
 
 }  // namespace tessera
-#endif  // ENGINE_STOP_SIGNALS_H_
+#endif  // ENGINE_RUN_STOP_SIGNALS_H_
