@@ -70,9 +70,6 @@ if "${home}/bin/tessera" "${plan[@]}" > "${work}/plan.log" 2>&1 ||
   exit 1
 fi
 LD_LIBRARY_PATH="${torch}/lib" "${home}/bin/tessera" "${plan[@]}" > /dev/null
-# What needs SentencePiece has it.
-echo 'two words' > "${work}/text"
-"${home}/bin/tessera" tokenize --out "${work}/tokens" "${work}/text"
 bash -c '. "$1"; complete -p tessera' - \
   "${home}/share/bash-completion/completions/tessera" > /dev/null
 head -n 1 "${home}/share/man/man1/tessera.1" | grep -q 'tessera manual'
