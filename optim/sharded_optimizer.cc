@@ -92,9 +92,8 @@ absl::Status ShardedOptimizer::Step(Gradients* gradients,
     }
     // What is always whole is gathered behind its update, before anything that
     // the next forward gathers: it is updated first.
-    std::stable_partition(units.begin(), units.end(), [&](size_t u) {
-      return !flats_[u]->can_be_freed();
-    });
+    std::stable_partition(units.begin(), units.end(),
+                          [&](size_t u) { return !flats_[u]->can_be_freed(); });
     std::vector<Awaited> awaited;
     absl::Status status = StepUnits(units, gradients, factor, &awaited);
     // All of them, whatever becomes of some: the device writes to their memory.

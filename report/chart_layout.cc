@@ -84,7 +84,7 @@ void ChartLayout::Widen() {
   if (y_.low != 0 || log_) y_.low -= room;
 }
 
-// Of curves that nobody could tell apart the first is drawn, for all.
+// The first of curves that nobody could tell apart is drawn for all.
 void ChartLayout::Merge() {
   for (size_t i = 0; i < lines_.size(); ++i) {
     for (size_t k = i + 1; k < lines_.size();) {

@@ -111,7 +111,7 @@ TEST(ChartsTest, ResumesAreOnEachChart) {
     EXPECT_EQ(chart.marks[0].title, "resumed at step 1");
   }
   EXPECT_THAT(ChartsOfLines("{\"step\": 1, \"loss\": 2}")[0].marks, IsEmpty());
-  // Of many, there is no room for words.
+  // There is no room for the words of many.
   std::string lines;
   for (int i = 2; i < 14; ++i) {
     absl::StrAppend(&lines, "{\"step\": ", i / 2, ", \"loss\": 1}\n",

@@ -228,8 +228,7 @@ TEST(TraceCommandTest, MergesAndSummarizes) {
     return CommandLine("tessera", ReportCommands()).Run(args, &out, &err);
   };
   const std::string merged = absl::StrCat(dir, "/all.json");
-  EXPECT_EQ(run({"merge", dir, merged}), 0)
-      << err.str();
+  EXPECT_EQ(run({"merge", dir, merged}), 0) << err.str();
   TESSERA_ASSERT_OK_AND_ASSIGN(const JsonValue json, ReadLargeJson(merged));
   int spans = 0;
   for (const JsonValue& event : json.Find("traceEvents")->elements) {
@@ -254,9 +253,7 @@ TEST(TraceCommandTest, MergesAndSummarizes) {
   EXPECT_EQ(run({}), 2);
   EXPECT_EQ(run({"summary", dir + "/metrics.jsonl"}), 1);
   EXPECT_THAT(err.str(), HasSubstr("`tessera report FOLDER` shows it"));
-  EXPECT_EQ(
-      run({"summary", testing::TempDir() + "/none"}),
-      1);
+  EXPECT_EQ(run({"summary", testing::TempDir() + "/none"}), 1);
   EXPECT_THAT(err.str(), HasSubstr("/none"));
 }
 

@@ -30,7 +30,8 @@ class PlanCommandTest : public ::testing::Test {
     out_.str("");
     err_.str("");
     args.insert(args.begin(), "plan");
-    return CommandLine("tessera", {PlanCommand(RunPlan)}).Run(args, &out_, &err_);
+    return CommandLine("tessera", {PlanCommand(RunPlan)})
+        .Run(args, &out_, &err_);
   }
   std::string config_;
   std::ostringstream out_, err_;
@@ -100,7 +101,8 @@ TEST_F(PlanCommandTest, FaultsOfTheCommand) {
   EXPECT_EQ(Run({}), 2);
   EXPECT_THAT(err_.str(), HasSubstr("--config and --model are needed"));
   EXPECT_EQ(Run({"--world", "0"}), 2);
-  EXPECT_THAT(err_.str(), HasSubstr("--world: expected a number from 1 on, got '0'"));
+  EXPECT_THAT(err_.str(),
+              HasSubstr("--world: expected a number from 1 on, got '0'"));
   EXPECT_EQ(Run({"--memory=much"}), 2);
   EXPECT_THAT(err_.str(), HasSubstr("--memory: expected a number above 0"));
   EXPECT_EQ(Run({"--config"}), 2);
@@ -118,7 +120,8 @@ TEST_F(PlanCommandTest, FaultsOfConfigurationAndModel) {
   EXPECT_EQ(Run({"--config", config_, "--model", "gpt:dim=many"}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("expected dim of at least 1, got 'many'"));
   EXPECT_EQ(Run({"--config", config_, "--model", "bert:"}), 1);
-  EXPECT_THAT(err_.str(), HasSubstr("expected gpt:..., llama:... or the config.json"));
+  EXPECT_THAT(err_.str(),
+              HasSubstr("expected gpt:..., llama:... or the config.json"));
   EXPECT_EQ(Run({"--config", config_, "--model", "gpt:dim=100,heads=3"}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("dim 100 is not a multiple of heads 3"));
 }

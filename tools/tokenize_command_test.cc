@@ -26,7 +26,8 @@ class Tokenize : public ::testing::Test {
     out_.str("");
     err_.str("");
     args.insert(args.begin(), "tokenize");
-    return CommandLine("tessera", {TokenizeCommand(RunTokenize)}).Run(args, &out_, &err_);
+    return CommandLine("tessera", {TokenizeCommand(RunTokenize)})
+        .Run(args, &out_, &err_);
   }
 
   std::vector<int64_t> Tokens(const TokenFileOptions& options = {}) const {

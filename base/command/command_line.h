@@ -52,7 +52,7 @@ class CommandCall {
   // Reads a flag's value, a number from `least` on; `*number` stays if there is
   // none. Returns false after telling what is wrong: return 2 then.
   bool ReadNumber(const std::string& flag, int64_t least, int64_t* number);
-  // The same, of a number above 0.
+  // Does what ReadNumber does, with a number above 0.
   bool ReadPositive(const std::string& flag, double* number);
 
   std::ostream& out() { return out_; }

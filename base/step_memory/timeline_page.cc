@@ -253,7 +253,7 @@ class Page {
                     "</td></tr>\n");
   }
 
-  // Those of no bytes are left out.
+  // Kinds of no bytes are left out.
   void Kinds() {
     absl::StrAppend(&html_,
                     "<section><h2>Held at the peak</h2>\n<div class=\"card "

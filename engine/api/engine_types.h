@@ -106,7 +106,7 @@ struct EngineOptions {
   std::string resume_from;
   // The program's own writers of metrics, besides those that the configuration
   // enables: each gets what these get, once per step (docs/monitoring.md).
-  // Those of rank 0 are used; other ranks need not have any. An error of one is
+  // Rank 0's are used; other ranks need not have any. An error of one is
   // logged once, and training goes on.
   std::vector<std::shared_ptr<MetricsWriter>> metrics_writers;
 };

@@ -51,7 +51,7 @@ absl::Status Run(int argc, char** argv) {
   // Reads the flags (--world=N starts N ranks) and the configuration.
   TESSERA_ASSIGN_OR_RETURN(
       auto job, tessera::Start(&argc, argv, {.config = "train.json"}));
-  // The same initial values on all ranks; after Create each has its own data.
+  // Initial values are the same on all ranks; their data differ after Create.
   tessera::SeedAll(0, *job.world);
   auto net = std::make_shared<Net>();
   TESSERA_ASSIGN_OR_RETURN(auto engine,

@@ -71,7 +71,7 @@ struct StepRange {
   // overlaps no other memory, or is the gradient itself (of the masters' type).
   // Null: masters are changed in place.
   void* new_master = nullptr;
-  // The same of states, except kBlock8; null: in place.
+  // Where new states are written, except kBlock8; null: in place.
   void* new_states[kMaxStates] = {};
   // Whether what is only written (new_master, new_states, the working copy) is
   // written past the caches where it is aligned to 64 bytes: nobody reads it

@@ -309,9 +309,8 @@ class TransformersTest : public ::testing::TestWithParam<const char*> {
                                      "--max_file_bytes=20000"};
     if (!model.names.empty()) args.push_back("--names=" + model.names);
     std::ostringstream out, err;
-    ASSERT_EQ(CommandLine("tessera", CheckpointCommands())
-                  .Run(args, &out, &err),
-              0)
+    ASSERT_EQ(
+        CommandLine("tessera", CheckpointCommands()).Run(args, &out, &err), 0)
         << err.str();
     for (const char* folder : {"out", "exported"}) AddConfig(folder);
   }
