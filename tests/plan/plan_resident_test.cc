@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iostream>
-#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -83,9 +82,9 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(const TruthModel& model,
   return Engine::Create(model.module, truth.config(), options);
 }
 
-// Returns the base and the least peak of steps three to five. One step of a
-// small model comes first: what libtorch keeps for good, and the code of its
-// kernels, is not counted for the training.
+// Returns the base and the peak of the third step. One step of a small model
+// comes first: what libtorch keeps for good, and the code of its kernels, is
+// not counted for the training.
 TESSERA_RANK_FUNCTION(ResidentOfTraining) {
   const TruthCase truth = TruthCase::FromText(args);
   at::set_num_threads(1);
@@ -103,15 +102,10 @@ TESSERA_RANK_FUNCTION(ResidentOfTraining) {
   const TruthModel model = MakeTruthModel(truth.model);
   TESSERA_ASSIGN_OR_RETURN(auto engine, MakeEngine(model, truth, world));
   TESSERA_RETURN_IF_ERROR(TrainSteps(model, truth, engine.get(), 2));
-  // Where a communication thread is late, on a busy machine, a rank holds
-  // another block of gradients for a while, which the plan does not foresee.
-  int64_t most = std::numeric_limits<int64_t>::max();
-  for (int step = 0; step < 3; ++step) {
-    ResidentPeak peak;
-    const absl::Status trained = TrainSteps(model, truth, engine.get(), 1);
-    most = std::min(most, peak.Take());
-    TESSERA_RETURN_IF_ERROR(trained);
-  }
+  ResidentPeak peak;
+  const absl::Status trained = TrainSteps(model, truth, engine.get(), 1);
+  const int64_t most = peak.Take();
+  TESSERA_RETURN_IF_ERROR(trained);
   TESSERA_RETURN_IF_ERROR(engine->Close());
   return absl::StrCat(base, " ", most);
 }
