@@ -184,6 +184,23 @@ absl::Status Read(absl::string_view text, absl::string_view file_name,
   return ReadOnce(text, file_name, keys, overrides, config, record);
 }
 
+// Annotates `error` of what is in `path`. `--config=<(...)` makes a pipe:
+// whoever reads it first gets its text, and the other ranks of a job find it
+// empty, or get a part of it.
+absl::Status OfFile(const absl::Status& error, absl::string_view file_name) {
+  const std::string path(file_name);
+  struct stat info;
+  if (error.ok() || stat(path.c_str(), &info) != 0 ||
+      !(S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode))) {
+    return error;
+  }
+  return absl::Status(
+      error.code(),
+      absl::StrCat(error.message(), "; ", path,
+                   " is a pipe, whose text comes once, and each rank and its "
+                   "launcher read the configuration: write it to a file"));
+}
+
 // Appends the hint to the last unknown key, so that it appears once.
 void SayHowToIgnore(absl::string_view file_name,
                     std::vector<ConfigFault>* faults) {
@@ -211,33 +228,14 @@ std::string FormatFault(const ConfigFault& fault, absl::string_view file_name) {
   return absl::StrCat(text, fault.what);
 }
 
-namespace {
-
-// Annotates `error` of what is in `path`. `--config=<(...)` makes a pipe:
-// whoever reads it first gets its text, and the other ranks of a job find it
-// empty, or get a part of it.
-absl::Status OfFile(const absl::Status& error, const std::string& path) {
-  struct stat info;
-  if (error.ok() || stat(path.c_str(), &info) != 0 ||
-      !(S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode))) {
-    return error;
-  }
-  return absl::Status(
-      error.code(),
-      absl::StrCat(error.message(), "; ", path,
-                   " is a pipe, whose text comes once, and each rank and its "
-                   "launcher read the configuration: write it to a file"));
-}
-
-}  // namespace
-
 absl::StatusOr<proto::Communication> ParseCommunication(
     absl::string_view text, absl::string_view file_name, bool ignore_unknown,
     const ConfigOverrides& overrides) {
   proto::Config config;
   ReadRecord record;
-  TESSERA_RETURN_IF_ERROR(
-      Read(text, file_name, ignore_unknown, overrides, &config, &record));
+  const absl::Status read =
+      Read(text, file_name, ignore_unknown, overrides, &config, &record);
+  if (!read.ok()) return OfFile(read, file_name);
   std::vector<ConfigFault> faults;
   for (const ConfigFault& fault : record.faults) {
     // A text that is no message at all has the empty path.
@@ -250,7 +248,7 @@ absl::StatusOr<proto::Communication> ParseCommunication(
   CheckFields(&section, &found);
   CheckCommunication(section.communication(), &found);
   for (ConfigFault& fault : found.Take()) faults.push_back(std::move(fault));
-  if (!faults.empty()) return ErrorOf(faults, file_name);
+  if (!faults.empty()) return OfFile(ErrorOf(faults, file_name), file_name);
   return section.communication();
 }
 
@@ -259,10 +257,7 @@ absl::StatusOr<proto::Communication> LoadCommunication(
     const ConfigOverrides& overrides) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text,
                            ReadWholeFile(path, kMaxFileBytes));
-  absl::StatusOr<proto::Communication> section =
-      ParseCommunication(text, path, ignore_unknown, overrides);
-  if (!section.ok()) return OfFile(section.status(), path);
-  return section;
+  return ParseCommunication(text, path, ignore_unknown, overrides);
 }
 
 absl::StatusOr<ConfigReport> ReadConfig(absl::string_view text,
@@ -295,24 +290,23 @@ absl::StatusOr<proto::Config> LoadConfig(const std::string& path,
                                          bool ignore_unknown,
                                          const ConfigOverrides& overrides) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadConfigFile(path));
-  const absl::StatusOr<ConfigReport> report =
-      ReadConfig(text, path, world_size, values, ignore_unknown, overrides);
-  if (!report.ok()) return OfFile(report.status(), path);
-  if (report->faults.empty()) LogNotes(report->notes, path);
-  absl::StatusOr<proto::Config> config = ConfigOf(*report, path);
-  if (!config.ok()) return OfFile(config.status(), path);
-  return config;
+  return ParseConfig(text, path, world_size, values, overrides, ignore_unknown,
+                     ConfigNotes::kLogged);
 }
 
-absl::StatusOr<proto::Config> ParseConfig(absl::string_view text,
-                                          absl::string_view file_name,
-                                          int world_size,
-                                          const AutoValues& values,
-                                          const ConfigOverrides& overrides) {
-  TESSERA_ASSIGN_OR_RETURN(const ConfigReport report,
-                           ReadConfig(text, file_name, world_size, values,
-                                      /*ignore_unknown=*/false, overrides));
-  return ConfigOf(report, file_name);
+absl::StatusOr<proto::Config> ParseConfig(
+    absl::string_view text, absl::string_view file_name, int world_size,
+    const AutoValues& values, const ConfigOverrides& overrides,
+    bool ignore_unknown, ConfigNotes notes) {
+  const absl::StatusOr<ConfigReport> report = ReadConfig(
+      text, file_name, world_size, values, ignore_unknown, overrides);
+  if (!report.ok()) return OfFile(report.status(), file_name);
+  if (report->faults.empty() && notes == ConfigNotes::kLogged) {
+    LogNotes(report->notes, file_name);
+  }
+  absl::StatusOr<proto::Config> config = ConfigOf(*report, file_name);
+  if (!config.ok()) return OfFile(config.status(), file_name);
+  return config;
 }
 
 absl::StatusOr<proto::Config> ConfigFromJson(absl::string_view json,

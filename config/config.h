@@ -53,11 +53,15 @@ absl::StatusOr<proto::Config> LoadConfig(const std::string& path,
                                          bool ignore_unknown = false,
                                          const ConfigOverrides& overrides = {});
 
-// Does what LoadConfig does for text in memory, without a log. `file_name` is
-// used in messages, and its ending selects the format.
+// Whether rank 0 logs the notes of a configuration, each once in a process.
+enum class ConfigNotes { kLogged, kDropped };
+
+// Does what LoadConfig does for text in memory. `file_name` is used in
+// messages, and its ending selects the format.
 absl::StatusOr<proto::Config> ParseConfig(
     absl::string_view text, absl::string_view file_name, int world_size,
-    const AutoValues& values = {}, const ConfigOverrides& overrides = {});
+    const AutoValues& values = {}, const ConfigOverrides& overrides = {},
+    bool ignore_unknown = false, ConfigNotes notes = ConfigNotes::kDropped);
 
 // Does what LoadConfig does for JSON in the program's own code, without a log.
 // Errors are "<code>:line:column: path.of.key: what is wrong". LOCAL.

@@ -100,11 +100,17 @@ TEST(OverridesTest, WordsAreStrings) {
       const proto::Config config,
       Read({"communication.nccl.NCCL_DEBUG=INFO",
             "communication.nccl.NCCL_TOPO_FILE=\"a=b\"",
-            "communication.nccl.NCCL_GRAPH_FILE=c=d"}));
+            "communication.nccl.NCCL_GRAPH_FILE=c=d",
+            "communication.nccl.NCCL_IB_TIMEOUT=22",
+            "communication.nccl.NCCL_IB_DISABLE=true",
+            "tensorboard.job_name=007"}));
   const auto& nccl = config.communication().nccl();
   EXPECT_EQ(nccl.at("NCCL_DEBUG"), "INFO");
   EXPECT_EQ(nccl.at("NCCL_TOPO_FILE"), "a=b");
   EXPECT_EQ(nccl.at("NCCL_GRAPH_FILE"), "c=d");
+  EXPECT_EQ(nccl.at("NCCL_IB_TIMEOUT"), "22");
+  EXPECT_EQ(nccl.at("NCCL_IB_DISABLE"), "true");
+  EXPECT_EQ(config.tensorboard().job_name(), "007");
 }
 
 TEST(OverridesTest, OfFiles) {

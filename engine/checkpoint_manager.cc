@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/disk/file_system.h"
 #include "base/log.h"
@@ -110,8 +109,7 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Create(
   return manager;
 }
 
-absl::StatusOr<std::vector<std::string>> CheckpointManager::Candidates(
-    std::optional<int64_t> step) {
+absl::StatusOr<std::vector<std::string>> CheckpointManager::Candidates() {
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<RunStep> found,
       ListRunSteps(options_.dir, Holds(), kWhere, comm_.get()));
@@ -119,9 +117,7 @@ absl::StatusOr<std::vector<std::string>> CheckpointManager::Candidates(
   std::vector<std::string> names;
   for (const RunStep& one : found) {
     newest_micros_ = std::max(newest_micros_, one.saved_unix_micros);
-    if (one.step == step.value_or(one.step)) {
-      names.push_back(StepFolderName(one.step));
-    }
+    names.push_back(StepFolderName(one.step));
   }
   return names;
 }
@@ -134,8 +130,14 @@ FolderHolds CheckpointManager::Holds() const {
 
 absl::StatusOr<std::optional<std::string>> CheckpointManager::Resume(
     std::optional<int64_t> step) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                           Candidates(step));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all, Candidates());
+  std::vector<std::string> names = all;
+  if (step.has_value()) {
+    const std::string wanted = StepFolderName(*step);
+    names.assign(
+        static_cast<size_t>(std::count(all.begin(), all.end(), wanted)),
+        wanted);
+  }
   if (names.empty()) {
     if (!step.has_value()) return std::optional<std::string>();
     return absl::NotFoundError(
@@ -152,10 +154,7 @@ absl::StatusOr<std::optional<std::string>> CheckpointManager::Resume(
       last_ = std::make_shared<LastSave>(
           LastSave{engine_->step(), name, /*ended=*/true, {}});
       good_ = name;
-      TESSERA_RETURN_IF_ERROR(best_->Load(loaded->manager_state));
-      best_name_ = options_.keep_best && best_->any()
-                       ? StepFolderName(best_->step())
-                       : "";
+      TESSERA_RETURN_IF_ERROR(ResumeBest(loaded->manager_state, all));
       last_save_ = options_.clock();
       return std::optional<std::string>(std::move(loaded->client_state));
     }
@@ -223,40 +222,6 @@ absl::StatusOr<bool> CheckpointManager::MaybeSave(
   return stop;
 }
 
-absl::StatusOr<bool> CheckpointManager::ReportMetric(
-    double metric, const ClientState& client_state) {
-  TESSERA_RETURN_IF_ERROR(
-      comm_->AgreeEqual(absl::StrFormat("%a", metric), "reported metric"));
-  const bool better = best_->Report(metric, engine_->step());
-  if (better && options_.keep_best) {
-    (void)HowLastEnded();  // whether the one before is on the disk
-    const std::string before =
-        std::exchange(best_name_, StepFolderName(engine_->step()));
-    if (best_before_.empty() && before != best_name_) best_before_ = before;
-    if (IsSaved()) {
-      TESSERA_RETURN_IF_ERROR(WriteBestOf(best_name_));
-      best_before_.clear();
-    } else {
-      TESSERA_RETURN_IF_ERROR(SaveAs(client_state, /*wait=*/false));
-    }
-  }
-  return options_.patience > 0 && best_->not_better() >= options_.patience;
-}
-
-absl::Status CheckpointManager::WriteBestOf(const std::string& name) {
-  const absl::Status written =
-      folder_->leads ? WriteBest(options_.dir, name, FileSystem::Real())
-                     : absl::OkStatus();
-  return comm_->AgreeOk(written, kWhere);
-}
-
-std::optional<int64_t> CheckpointManager::best_step() const {
-  return best_->any() ? std::optional<int64_t>(best_->step()) : std::nullopt;
-}
-std::optional<double> CheckpointManager::best_metric() const {
-  return best_->any() ? std::optional<double>(best_->value()) : std::nullopt;
-}
-
 absl::Status CheckpointManager::Save(const ClientState& client_state) {
   return SaveAs(client_state, /*wait=*/false);
 }
@@ -288,7 +253,7 @@ SaveOptions CheckpointManager::OptionsOf(const std::string& name, bool wait) {
   // Where none takes another's place: what is there of this step was saved
   // before the run went back to an earlier one.
   options.replace = Holds() == FolderHolds::kPart;
-  options.manager_state = best_->State();
+  options.manager_state = StateOfBest();
   // What is saved later is newer, whichever host's clock says when.
   newest_micros_ =
       std::max(newest_micros_ + 1, absl::ToUnixMicros(absl::Now()));
@@ -297,17 +262,19 @@ SaveOptions CheckpointManager::OptionsOf(const std::string& name, bool wait) {
     last->status = status;
     last->ended = true;
   };
-  Retention after = Kept();  // this one makes room for the best before
-  if (name == best_name_) after.keep.erase(best_before_);
   options.after_commit = [dir = options_.dir, name, holds = Holds(),
-                          is_best = name == best_name_,
-                          retention = std::move(after)] {
+                          is_best = name == best_name_, before = best_before_,
+                          retention = Kept()] {
     FileSystem* const files = FileSystem::Real();
+    const absl::Status best =
+        is_best ? WriteBest(dir, name, files) : absl::OkStatus();
+    Retention kept = retention;
+    // It makes room for the best one before it, unless DIR/best names that.
+    if (is_best && best.ok()) kept.keep.erase(before);
     // Also after an error: on a full disk it makes the room for the next.
     for (const absl::Status& status :
-         {WriteLatest(dir, name, files),
-          is_best ? WriteBest(dir, name, files) : absl::OkStatus(),
-          RemoveOldSteps(dir, name, retention, files, holds)}) {
+         {WriteLatest(dir, name, files), best,
+          RemoveOldSteps(dir, name, kept, files, holds)}) {
       if (status.ok()) continue;
       TESSERA_LOG(WARNING) << name << " is saved, but " << status.message();
     }
@@ -330,7 +297,7 @@ absl::Status CheckpointManager::HowLastEnded() {
   if (!last_->ended) return absl::OkStatus();
   if (last_->status.ok()) {
     good_ = last_->name;
-    if (good_ == best_name_) best_before_.clear();
+    if (good_ == best_name_) ForgetBestBefore();
   }
   return last_->status;
 }
@@ -345,7 +312,7 @@ absl::Status CheckpointManager::SaveAs(const ClientState& client_state,
       });
   TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(words.status(), kWhere));
   if (newest_micros_ < 0) {
-    const absl::Status looked = Candidates(std::nullopt).status();
+    const absl::Status looked = Candidates().status();
     if (!looked.ok()) TESSERA_LOG_RANK0(WARNING) << looked.message();
   }
   const std::string name = StepFolderName(engine_->step());

@@ -142,7 +142,8 @@ class CheckpointManager {
   absl::StatusOr<bool> ReportMetric(double metric,
                                     const ClientState& client_state = nullptr);
   // Returns the step of the best metric so far, for Resume(*best_step()) where
-  // keep_best is set, and that metric; nullopt before a report. LOCAL.
+  // keep_best is set, and that metric; nullopt before a report. After Resume
+  // with keep_best it is the best one whose checkpoint is there. LOCAL.
   std::optional<int64_t> best_step() const;
   std::optional<double> best_metric() const;
   // Saves now, unless this step is saved already. COLLECTIVE.
@@ -173,10 +174,16 @@ class CheckpointManager {
   bool IsSaved();
   SaveOptions OptionsOf(const std::string& name, bool wait);
   absl::Status WriteBestOf(const std::string& name);
+  void ForgetBestBefore();
+  std::string StateOfBest() const;
+  // Goes on from what StateOfBest returned when the loaded checkpoint was
+  // saved; `folders` are those of all steps.
+  absl::Status ResumeBest(const std::string& state,
+                          const std::vector<std::string>& folders);
   void NoteCost(absl::Duration cost);
   void LogReport();
-  absl::StatusOr<std::vector<std::string>> Candidates(
-      std::optional<int64_t> step);
+  // Returns the folders of all steps, the newest first.
+  absl::StatusOr<std::vector<std::string>> Candidates();
   FolderHolds Holds() const;
   // The time between saves, by rank 0's clock; ZeroDuration: not by time.
   absl::Duration Interval() const;
@@ -194,6 +201,7 @@ class CheckpointManager {
   // With keep_best: the checkpoint of the best metric, and the one before until
   // that is on the disk; "": none.
   std::string best_name_, best_before_;
+  std::string before_state_;  // best_'s, of best_before_
   std::shared_ptr<LastSave> last_ = std::make_shared<LastSave>();
   int64_t seen_updates_ = -1;
   // Time of the newest checkpoint in the folder; -1: not looked up yet.

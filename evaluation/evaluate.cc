@@ -10,6 +10,7 @@
 #include "ATen/Parallel.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/all_gather_values.h"
@@ -33,11 +34,16 @@ class OneThreadScope {
   const int before_;
 };
 
-// A batch's sizes and dtypes as numbers: for each tensor whether it is on the
-// CPU, its dtype, its dimensions and their sizes. Empty without a batch.
-std::vector<int64_t> ShapesOf(const std::vector<at::Tensor>& batch) {
+// Returns a batch's sizes and dtypes as numbers: for each tensor the type of
+// its device, its dtype, its dimensions and their sizes. Empty without a batch.
+absl::StatusOr<std::vector<int64_t>> ShapesOf(
+    const std::vector<at::Tensor>& batch) {
   std::vector<int64_t> shapes;
   for (const at::Tensor& tensor : batch) {
+    if (!tensor.defined()) {
+      return absl::InvalidArgumentError(
+          "a batch of EvaluateBatches has a tensor that is not defined");
+    }
     shapes.push_back(static_cast<int64_t>(tensor.device().type()));
     shapes.push_back(static_cast<int64_t>(tensor.scalar_type()));
     shapes.push_back(tensor.dim());
@@ -76,10 +82,13 @@ class Evaluation {
   // Runs `rounds`, which calls Forward, under the scopes.
   absl::Status Run(absl::string_view what,
                    absl::FunctionRef<absl::Status()> rounds) {
-    TESSERA_RETURN_IF_ERROR(
-        comm_->AgreeEqual(absl::StrCat(what, ", averages ", options_.averages,
-                                       ", one_thread ", options_.one_thread),
-                          "evaluation"));
+    std::vector<std::string> names;
+    for (const Metric* metric : metrics_) names.push_back(metric->name());
+    TESSERA_RETURN_IF_ERROR(comm_->AgreeEqual(
+        absl::StrCat(what, ", averages ", options_.averages, ", one_thread ",
+                     options_.one_thread, ", metrics ",
+                     absl::StrJoin(names, ", ")),
+        "evaluation"));
     for (Metric* metric : metrics_) metric->Reset();
     TESSERA_RETURN_IF_ERROR(Scoped(rounds));
     TESSERA_RETURN_IF_ERROR(ReduceMetrics(comm_, metrics_));
@@ -134,12 +143,14 @@ absl::Status Evaluate(Engine* engine, const std::vector<Metric*>& metrics,
                       int64_t num_samples, const AddSamples& add,
                       const EvaluateOptions& options) {
   Evaluation evaluation(engine, metrics, options);
-  const int64_t batch = options.batch_size;
+  // No larger, so that a round of all ranks cannot overflow.
+  const int64_t batch =
+      std::min(options.batch_size, std::max<int64_t>(num_samples, 1));
   const auto rounds = [&]() -> absl::Status {
     if (num_samples < 1 || batch < 1) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("Evaluate: expected samples and a batch_size, got ",
-                       num_samples, " samples in batches of ", batch));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "Evaluate: expected samples and a batch_size, got ", num_samples,
+          " samples in batches of ", options.batch_size));
     }
     const int64_t ranks = evaluation.comm()->world_size();
     const int64_t round = batch * ranks;
@@ -156,7 +167,8 @@ absl::Status Evaluate(Engine* engine, const std::vector<Metric*>& metrics,
     return absl::OkStatus();
   };
   return evaluation.Run(
-      absl::StrCat(num_samples, " samples in batches of ", batch), rounds);
+      absl::StrCat(num_samples, " samples in batches of ", options.batch_size),
+      rounds);
 }
 
 absl::Status EvaluateBatches(Engine* engine,
@@ -171,11 +183,13 @@ absl::Status EvaluateBatches(Engine* engine,
     for (int64_t round = 0;; ++round) {
       absl::StatusOr<std::vector<at::Tensor>> batch = std::vector<at::Tensor>();
       if (!ended) batch = CatchTorch("the next batch", next);
-      TESSERA_RETURN_IF_ERROR(comm->AgreeOk(batch.status(), kWhere));
+      absl::StatusOr<std::vector<int64_t>> mine = batch.status();
+      if (batch.ok()) mine = ShapesOf(*batch);
+      TESSERA_RETURN_IF_ERROR(comm->AgreeOk(mine.status(), kWhere));
       ended = batch->empty();
       TESSERA_ASSIGN_OR_RETURN(
           const std::vector<std::vector<int64_t>> shapes,
-          AllGatherLists(comm, ShapesOf(*batch), CommTag{"batches left"}));
+          AllGatherLists(comm, *mine, CommTag{"batches left"}));
       const auto has = std::find_if(shapes.begin(), shapes.end(),
                                     [](const auto& s) { return !s.empty(); });
       if (has == shapes.end()) {

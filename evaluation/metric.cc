@@ -111,7 +111,10 @@ void RequireOne(absl::string_view name, const at::Tensor& mean) {
 }
 
 at::Tensor Flat(const at::Tensor& values) {
-  return values.detach().to(at::kDouble).reshape({-1});
+  // On a device it waits, and the caller may write to its own meanwhile.
+  return values.detach()
+      .to(at::kDouble, /*non_blocking=*/false, /*copy=*/!values.is_cpu())
+      .reshape({-1});
 }
 
 }  // namespace

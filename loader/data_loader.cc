@@ -70,7 +70,7 @@ class DataLoader::Impl {
   absl::Status Go(absl::FunctionRef<absl::Status()> move);
   std::unique_ptr<DrawnBatch> Take();
   void CopyAhead();
-  void Count(const Batch& batch);
+  void Count(const Batch& batch, int64_t times);
   void CountWait(absl::Duration waited);
 
   const DataLoaderOptions options_;
@@ -144,7 +144,7 @@ absl::StatusOr<Batch> DataLoader::Impl::Next() {
     return std::move(drawn->status);
   }
   place_ = std::move(drawn->behind);
-  Count(drawn->batch);
+  Count(drawn->batch, 1);
   return std::move(drawn->batch);
 }
 
@@ -154,7 +154,11 @@ absl::StatusOr<Batch> DataLoader::Impl::NextOnAll(Communicator& comm) {
   absl::StatusOr<Batch> batch = Next();
   const absl::Status agreed = comm.AgreeOk(batch.status(), "data");
   if (agreed.ok()) return batch;
-  if (batch.ok()) behind_error_ = std::exchange(place_, std::move(before));
+  if (batch.ok()) {
+    Count(*batch, -1);
+    errors_.fetch_add(1, std::memory_order_relaxed);
+    behind_error_ = std::exchange(place_, std::move(before));
+  }
   return agreed;
 }
 
@@ -164,11 +168,11 @@ void DataLoader::Impl::CountWait(absl::Duration waited) {
   AddDataWait(nanos);
 }
 
-void DataLoader::Impl::Count(const Batch& batch) {
-  batches_.fetch_add(1, std::memory_order_relaxed);
-  samples_.fetch_add(static_cast<int64_t>(batch.samples.size()),
-                     std::memory_order_relaxed);
-  bytes_.fetch_add(batch.bytes, std::memory_order_relaxed);
+void DataLoader::Impl::Count(const Batch& batch, int64_t times) {
+  const auto samples = static_cast<int64_t>(batch.samples.size());
+  batches_.fetch_add(times, std::memory_order_relaxed);
+  samples_.fetch_add(times * samples, std::memory_order_relaxed);
+  bytes_.fetch_add(times * batch.bytes, std::memory_order_relaxed);
 }
 
 absl::Status DataLoader::Impl::Go(absl::FunctionRef<absl::Status()> move) {

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/file.h"
@@ -98,7 +99,11 @@ std::string RankOfMemoryPage(const fs::path& path) {
 
 void FindMemoryPages(const std::string& folder, RunFiles* run) {
   std::error_code error;
-  std::map<int, std::pair<std::string, std::string>> pages;
+  struct Page {
+    std::string file, rank;
+    fs::file_time_type written;
+  };
+  std::map<int, Page> pages;  // of each rank the newest
   for (fs::directory_iterator at(folder, error), end; !error && at != end;
        at.increment(error)) {
     const fs::path& path = at->path();
@@ -107,11 +112,13 @@ void FindMemoryPages(const std::string& folder, RunFiles* run) {
     const std::string rank = RankOfMemoryPage(path);
     int number = 0;
     if (!absl::SimpleAtoi(absl::StripPrefix(rank, "rank "), &number)) continue;
-    pages[number] = {path.filename().string(), rank};
+    Page page{path.filename().string(), rank, fs::last_write_time(path, no)};
+    const auto [it, first] = pages.try_emplace(number, page);
+    if (!first && it->second.written < page.written) it->second = page;
   }
-  for (auto& [number, page] : pages) {
+  for (const auto& [number, page] : pages) {
     if (run->memory_pages.size() < kMostMemoryPages) {
-      run->memory_pages.push_back(std::move(page));
+      run->memory_pages.emplace_back(page.file, page.rank);
     }
   }
 }
@@ -261,8 +268,8 @@ absl::StatusOr<RunFiles> ReadRunFolder(const std::string& folder) {
   ReadTraces(traces, &run);
   FindMemoryPages(folder, &run);
   if (const auto loss = run.diverged.find("loss"); loss != run.diverged.end()) {
-    run.notes.push_back(
-        absl::StrCat("the loss is not finite from step ", loss->second, " on"));
+    run.notes.push_back(absl::StrFormat(
+        "the loss is not finite from step %.0f on", loss->second));
   }
   if (run.steps.empty()) {
     run.notes.push_back(

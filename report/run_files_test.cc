@@ -1,5 +1,6 @@
 #include "report/run_files.h"
 
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -147,6 +148,12 @@ TEST(ReadRunFolderTest, MemoryPagesAreFound) {
   for (const int rank : {10, 2}) {
     TESSERA_ASSERT_OK(WriteTimeline(timeline, dir + "/m", rank));
   }
+  // A page of the same rank that was written before.
+  TESSERA_ASSERT_OK(WriteTimeline(timeline, dir + "/old", 2));
+  const std::filesystem::file_time_type now =
+      std::filesystem::last_write_time(dir + "/m2.html");
+  std::filesystem::last_write_time(dir + "/old2.html",
+                                   now - std::chrono::hours(1));
   std::ofstream(dir + "/report.html") << "<title>a run</title>";
   std::ofstream(dir + "/memory.txt") << "<title>Memory of x, rank 1</title>";
   std::filesystem::create_directory(dir + "/folder.html");

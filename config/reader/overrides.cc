@@ -30,14 +30,18 @@ void MarkAsOverride(JsonValue* value) {
   }
 }
 
-// Words need no quotes on a command line, where a shell would take them away.
+// Words need no quotes on a command line, where a shell would take them away,
+// and what `is_text` may look like a number (communication.nccl, job_name).
 absl::StatusOr<JsonValue> ReadValue(absl::string_view key,
-                                    absl::string_view text) {
+                                    absl::string_view text, bool is_text) {
   absl::StatusOr<JsonValue> read = ReadJson(text, absl::StrCat("--set ", key));
-  if (!read.ok()) {
-    if (!text.empty() && absl::StrContains("[{\"", text.substr(0, 1))) {
-      return read.status();
-    }
+  if (!read.ok() && !text.empty() &&
+      absl::StrContains("[{\"", text.substr(0, 1))) {
+    return read.status();
+  }
+  const bool is_bare = !read.ok() || read->kind == JsonKind::kNumber ||
+                       read->kind == JsonKind::kBool;
+  if (!read.ok() || (is_text && is_bare)) {
     read = JsonValue();
     read->kind = JsonKind::kString;
     read->text = std::string(text);
@@ -59,16 +63,35 @@ bool IsSameKey(const Descriptor* level, absl::string_view a,
   return false;
 }
 
-// Returns the message type of `level`'s key, or null.
-const Descriptor* Inside(const Descriptor* level, absl::string_view key) {
+// Returns `level`'s field of that key, or null.
+const FieldDescriptor* FieldOf(const Descriptor* level, absl::string_view key) {
   for (int i = 0; level != nullptr && i < level->field_count(); ++i) {
-    const FieldDescriptor& field = *level->field(i);
-    if (HasJsonKey(field, key) && !field.is_repeated() &&
-        field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
-      return field.message_type();
-    }
+    if (HasJsonKey(*level->field(i), key)) return level->field(i);
   }
   return nullptr;
+}
+
+// Returns the message type of the field, or null.
+const Descriptor* Inside(const FieldDescriptor* field) {
+  const bool is_message = field != nullptr && !field->is_repeated() &&
+                          field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
+  return is_message ? field->message_type() : nullptr;
+}
+
+// Returns whether values of `level`'s key are text, and nothing else: those of
+// strings, and of the keys of the map `parent`.
+bool IsText(const FieldDescriptor* parent, const Descriptor* level,
+            absl::string_view key) {
+  if (parent != nullptr && parent->is_map()) return true;
+  bool is_text = false;
+  for (int i = 0; level != nullptr && i < level->field_count(); ++i) {
+    const FieldDescriptor& field = *level->field(i);
+    if (!HasJsonKey(field, key)) continue;
+    is_text = !field.is_repeated() &&
+              field.cpp_type() == FieldDescriptor::CPPTYPE_STRING;
+    if (!is_text) return false;
+  }
+  return is_text;
 }
 
 // Returns the member of that key, made if it is absent.
@@ -94,20 +117,26 @@ absl::Status Apply(absl::string_view text, const Descriptor& schema,
       return Fault(text, "expected KEY=VALUE, as zero_optimization.stage=1");
     }
   }
-  TESSERA_ASSIGN_OR_RETURN(JsonValue value,
-                           ReadValue(path, text.substr(equals + 1)));
   const Descriptor* level = &schema;
+  const FieldDescriptor* parent = nullptr;
   JsonValue* object = root;
   for (size_t i = 0; i + 1 < keys.size(); ++i) {
     JsonMember& member = MemberOf(level, keys[i], object);
+    if (member.value.kind == JsonKind::kNull) {
+      member.value.kind = JsonKind::kObject;
+    }
     if (member.value.kind != JsonKind::kObject) {
       return Fault(
           text, absl::StrCat(keys[i], " is ", JsonKindName(member.value.kind),
                              " there, expected an object"));
     }
-    level = Inside(level, keys[i]);
+    parent = FieldOf(level, keys[i]);
+    level = Inside(parent);
     object = &member.value;
   }
+  const bool is_text = IsText(parent, level, keys.back());
+  TESSERA_ASSIGN_OR_RETURN(JsonValue value,
+                           ReadValue(path, text.substr(equals + 1), is_text));
   JsonMember& member = MemberOf(level, keys.back(), object);
   member.key = std::string(keys.back());
   member.key_position = kOverride;

@@ -25,7 +25,7 @@ absl::Status FlagError(absl::string_view flag, absl::string_view expected,
       absl::StrCat("--", flag, ": expected ", expected, ", got '", value, "'"));
 }
 
-// What a value of the flag has to be.
+// What a value of the flag has to be; "" where absl has to say it.
 absl::string_view Expected(const absl::CommandLineFlag& flag) {
   if (flag.IsOfType<bool>()) return "true or false";
   if (flag.IsOfType<float>() || flag.IsOfType<double>()) return "a number";
@@ -35,7 +35,7 @@ absl::string_view Expected(const absl::CommandLineFlag& flag) {
   if (flag.IsOfType<uint32_t>() || flag.IsOfType<uint64_t>()) {
     return "a whole number, at least 0";
   }
-  return "another value";
+  return "";
 }
 
 // Goes through the words that Init leaves. Why absl does not read them by
@@ -129,7 +129,9 @@ absl::Status Reader::ReadProgramFlag(absl::string_view name, Arguments* found) {
   if (flag == nullptr) return Unknown(word, written);
   std::string reason;
   if (!IsOfAbsl(*flag) && !flag->ParseFrom(value, &reason)) {
-    return FlagError(name, Expected(*flag), value);
+    const absl::string_view expected = Expected(*flag);
+    if (!expected.empty()) return FlagError(name, expected, value);
+    return absl::InvalidArgumentError(absl::StrCat("--", name, ": ", reason));
   }
   if (name == "config" && options_.reads_config && !value.empty()) {
     found->config = value;
@@ -176,6 +178,18 @@ absl::Status Reader::Unknown(absl::string_view word,
 
 }  // namespace
 
+absl::Status CheckFlagNames(const std::vector<InitFlag>& taken) {
+  for (const InitFlag& flag : taken) {
+    const absl::CommandLineFlag* const own =
+        absl::FindCommandLineFlag(flag.name);
+    if (own == nullptr) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the flag --", flag.name, " of ", own->Filename(),
+                     " has the name of one of Init's; give it another name"));
+  }
+  return absl::OkStatus();
+}
+
 std::string ProgramName(int argc, char* const* argv) {
   const absl::string_view path = argc > 0 ? argv[0] : "program";
   return std::string(path.substr(path.rfind('/') + 1));
@@ -194,8 +208,8 @@ absl::StatusOr<Arguments> ReadArguments(int argc, char** argv,
                           word == "helpfull" ? "" : file);
     return found;
   }
+  TESSERA_RETURN_IF_ERROR(CheckFlagNames(InitFlags()));
   TESSERA_ASSIGN_OR_RETURN(InitArguments init, SplitInitFlags(argc, argv));
-  if (init.rest.empty()) return found;  // a program without a name
   found.world = init.world;
   found.plan_world = init.plan_world;
   TESSERA_RETURN_IF_ERROR(Reader(std::move(init.rest), options).Read(&found));

@@ -28,6 +28,10 @@ absl::StatusOr<Arguments> ReadArguments(int argc, char** argv,
                                         const StartOptions& options,
                                         absl::string_view file);
 
+// Returns InvalidArgument if the program has a flag with one of these names:
+// Init takes them wherever they are, so it would never be set. LOCAL.
+absl::Status CheckFlagNames(const std::vector<InitFlag>& taken);
+
 // Returns the name of the program's file, without its folder.
 std::string ProgramName(int argc, char* const* argv);
 

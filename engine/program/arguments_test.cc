@@ -159,7 +159,14 @@ TEST_F(ArgumentsTest, HelpListsTheFlagsOfTheProgramAndOfInit) {
   TESSERA_EXPECT_OK(Read({"-h"}).status());
 }
 
-// What stands behind "--" is the program's, as is a value.
+TEST_F(ArgumentsTest, NamesOfFlagsAreNotThoseOfInit) {
+  TESSERA_EXPECT_OK(CheckFlagNames(InitFlags()));
+  EXPECT_THAT(CheckFlagNames({{"rank", "N", ""}, {"steps", "N", ""}}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the flag --steps of")));
+}
+
+// What stands behind "--" is the program's.
 TEST_F(ArgumentsTest, HelpMayBeAWord) {
   options_.positional = true;
   TESSERA_ASSERT_OK_AND_ASSIGN(const Arguments found, Read({"--", "--help"}));

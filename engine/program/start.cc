@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/system/process_end.h"
+#include "comm/launch/launcher.h"
 #include "config/config_report.h"
 #include "engine/program/arguments.h"
 #include "engine/program/config_file.h"
@@ -17,50 +18,61 @@ namespace {
 
 constexpr char kInCode[] = "<code>";  // as ConfigFromJson
 
-// Where the configuration comes from: a file, or `options.config_json` if
-// `path` is empty.
+// A configuration's text, which is read once: a pipe has it no second time, and
+// a file may change.
 struct Source {
-  std::string path;
-  const StartOptions& options;
+  std::string path;  // "": the text is the program's own
+  std::string text;
 
-  absl::StatusOr<proto::Communication> Communication() const {
-    if (!path.empty()) {
-      return LoadCommunication(path, options.ignore_unknown, options.set);
-    }
-    return ParseCommunication(options.config_json, kInCode,
-                              options.ignore_unknown, options.set);
+  std::string name() const { return path.empty() ? kInCode : path; }
+  absl::StatusOr<proto::Communication> Communication(
+      const StartOptions& options) const {
+    return ParseCommunication(text, name(), options.ignore_unknown,
+                              options.set);
   }
-  absl::StatusOr<proto::Config> Config(int ranks) const {
-    if (!path.empty()) {
-      return LoadConfig(path, ranks, options.auto_values,
-                        options.ignore_unknown, options.set);
-    }
-    return ParseConfig(options.config_json, kInCode, ranks, options.auto_values,
-                       options.set);
-  }
-  // Returns the error of Config, and logs no notes.
-  absl::Status Check(int ranks) const {
-    if (path.empty()) return Config(ranks).status();
-    TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadConfigFile(path));
-    const absl::StatusOr<ConfigReport> report =
-        ReadConfig(text, path, ranks, options.auto_values,
-                   options.ignore_unknown, options.set);
-    if (report.ok() && report->faults.empty()) return absl::OkStatus();
-    return Config(ranks).status();
+  absl::StatusOr<proto::Config> Config(int ranks, const StartOptions& options,
+                                       ConfigNotes notes) const {
+    return ParseConfig(text, name(), ranks, options.auto_values, options.set,
+                       options.ignore_unknown, notes);
   }
 };
 
-absl::StatusOr<std::string> ConfigPath(const Arguments& arguments,
-                                       const StartOptions& options) {
-  if (arguments.config.has_value()) {
-    return FindConfigFile(*arguments.config, RunningProgram());
-  }
-  if (!options.config_json.empty()) return std::string();
-  if (!options.config.empty()) {
-    return FindConfigFile(options.config, RunningProgram());
-  }
+absl::StatusOr<Source> SourceOfFile(const std::string& path) {
+  Source source;
+  TESSERA_ASSIGN_OR_RETURN(source.path, FindConfigFile(path, RunningProgram()));
+  TESSERA_ASSIGN_OR_RETURN(source.text, ReadConfigFile(source.path));
+  return source;
+}
+
+absl::StatusOr<Source> FindSource(const Arguments& arguments,
+                                  const StartOptions& options) {
+  // What --set says of the ranks' communication holds for every file.
+  if (!options.reads_config) return Source{"", "{}"};
+  if (arguments.config.has_value()) return SourceOfFile(*arguments.config);
+  if (!options.config_json.empty()) return Source{"", options.config_json};
+  if (!options.config.empty()) return SourceOfFile(options.config);
   return absl::InvalidArgumentError(
       "no configuration: give its file with --config");
+}
+
+// Reads the configuration, and checks what can be checked without ranks.
+absl::StatusOr<Source> ReadSource(const Arguments& arguments,
+                                  StartOptions* options) {
+  TESSERA_ASSIGN_OR_RETURN(Source source, FindSource(arguments, *options));
+  TESSERA_ASSIGN_OR_RETURN(const proto::Communication section,
+                           source.Communication(*options));
+  TakeCommunication(section, &options->world);
+  const int ranks =
+      arguments.plan_world > 0 ? arguments.plan_world : arguments.world;
+  if (options->reads_config && ranks > 0) {
+    TESSERA_RETURN_IF_ERROR(
+        source.Config(ranks, *options, ConfigNotes::kDropped).status());
+  }
+  return source;
+}
+
+int RanksOf(const World& world) {
+  return world.plan_world() > 0 ? world.plan_world() : world.world_size();
 }
 
 // A handler of ends may return.
@@ -72,11 +84,15 @@ absl::Status End(int code) {
 
 }  // namespace
 
-// The order: what can be wrong without ranks is said before Init, which turns
-// this process into their launcher, since after it each rank would say the
-// same.
+// The order: what can be wrong without ranks is said before Init where that
+// turns this process into their launcher, since each rank would say the same
+// after it. Ranks of other launchers come to Init with it, and agree then: the
+// others would wait there.
 absl::StatusOr<StartedJob> Start(int* argc, char** argv, StartOptions options,
                                  const char* file) {
+  if (*argc < 1) {
+    return absl::InvalidArgumentError("Start: argv has no name of a program");
+  }
   absl::StatusOr<Arguments> arguments =
       ReadArguments(*argc, argv, options, file);
   absl::Status usable = arguments.status();
@@ -92,43 +108,36 @@ absl::StatusOr<StartedJob> Start(int* argc, char** argv, StartOptions options,
   }
   options.set.insert(options.set.end(), arguments->set.begin(),
                      arguments->set.end());
-  Source source{"", options};
-  if (options.reads_config) {
-    TESSERA_ASSIGN_OR_RETURN(source.path, ConfigPath(*arguments, options));
-    TESSERA_ASSIGN_OR_RETURN(const proto::Communication section,
-                             source.Communication());
-    TakeCommunication(section, &options.world);
-    const int planned = arguments->plan_world;
-    const int ranks = planned > 0 ? planned : arguments->world;
-    if (ranks > 0) TESSERA_RETURN_IF_ERROR(source.Check(ranks));
-  }
+  const absl::StatusOr<Source> source = ReadSource(*arguments, &options);
+  const bool starts_ranks = arguments->world > 0 && !IsLaunchedRank();
+  if (!source.ok() && starts_ranks) return source.status();
   std::vector<char*> words(argv, argv + *argc);
   words.push_back(nullptr);
   StartedJob job;
-  TESSERA_ASSIGN_OR_RETURN(job.world, Init(argc, words.data(), options.world));
+  const auto world = Init(argc, words.data(), options.world);
+  if (!world.ok()) return source.ok() ? world.status() : source.status();
+  job.world = *world;
   *argc = 1;
   for (char* word : arguments->positional) argv[(*argc)++] = word;
   argv[*argc] = nullptr;
-  if (options.reads_config) {
-    const int planned = job.world->plan_world();
-    absl::StatusOr<proto::Config> config =
-        source.Config(planned > 0 ? planned : job.world->world_size());
-    TESSERA_RETURN_IF_ERROR(
-        job.comm().AgreeOk(config.status(), "configuration"));
-    job.config = *std::move(config);
-    job.config_path = source.path;
+  // A rank whose configuration is faulty has come, so that all learn of it.
+  absl::StatusOr<proto::Config> config = source.status();
+  if (source.ok() && options.reads_config) {
+    config = source->Config(RanksOf(*job.world), options, ConfigNotes::kLogged);
+  } else if (source.ok()) {
+    config = proto::Config();
   }
+  TESSERA_RETURN_IF_ERROR(job.comm().AgreeOk(config.status(), "configuration"));
+  job.config = *std::move(config);
+  job.config_path = source->path;
   job.options = std::move(options);
   return job;
 }
 
 absl::StatusOr<proto::Config> StartedJob::Load(const std::string& path) const {
-  const int planned = world->plan_world();
   const auto read = [&]() -> absl::StatusOr<proto::Config> {
-    TESSERA_ASSIGN_OR_RETURN(const std::string found,
-                             FindConfigFile(path, RunningProgram()));
-    return Source{found, options}.Config(planned > 0 ? planned
-                                                     : world->world_size());
+    TESSERA_ASSIGN_OR_RETURN(const Source source, SourceOfFile(path));
+    return source.Config(RanksOf(*world), options, ConfigNotes::kLogged);
   };
   absl::StatusOr<proto::Config> config = read();
   TESSERA_RETURN_IF_ERROR(comm().AgreeOk(config.status(), "configuration"));

@@ -1,5 +1,7 @@
 #include "engine/program/start.h"
 
+#include <unistd.h>
+
 #include <fstream>
 #include <optional>
 #include <string>
@@ -8,6 +10,8 @@
 #include "ATen/Functions.h"
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/status_matchers.h"
 #include "base/system/process_end.h"
 #include "engine/program/seeds.h"
@@ -69,6 +73,42 @@ class StartTest : public testing::Test {
   std::optional<int> code_;  // what the process would have ended with
   std::string out_, err_;
 };
+
+// As of `--config=<(...)`.
+TEST_F(StartTest, AConfigurationIsReadOnce) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  ASSERT_EQ(write(ends[1], kJson, sizeof(kJson) - 1),
+            static_cast<ssize_t>(sizeof(kJson) - 1));
+  close(ends[1]);
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const StartedJob job,
+      Start({absl::StrCat("--config=/dev/fd/", ends[0])}));
+  EXPECT_EQ(job.config.gradient_clipping(), 1);
+  close(ends[0]);
+}
+
+TEST_F(StartTest, UnknownKeysOfItsOwnTextMayBeIgnored) {
+  options_.config_json = R"({"train_batch_size": 8, "mine": 1})";
+  EXPECT_THAT(Start({}), StatusIs(StatusCode::kInvalidArgument,
+                                  HasSubstr("<code>:1:25: mine: unknown key")));
+  options_.ignore_unknown = true;
+  TESSERA_EXPECT_OK(Start({}).status());
+}
+
+TEST_F(StartTest, KeysOfCommunicationNeedNoConfiguration) {
+  options_.reads_config = false;
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const StartedJob job,
+      Start({"--set", "communication.timeout_seconds=77"}));
+  EXPECT_EQ(job.options.world.collective_timeout, absl::Seconds(77));
+  TESSERA_EXPECT_OK(job.Load(path_).status());
+  EXPECT_THAT(job.Load(""), StatusIs(StatusCode::kInvalidArgument,
+                                     HasSubstr("path is empty")));
+  EXPECT_THAT(Start({"--set", "communication.timeout=7"}),
+              StatusIs(StatusCode::kInvalidArgument,
+                       HasSubstr("communication.timeout: unknown key")));
+}
 
 TEST_F(StartTest, ReadsFlagsAndConfigurationAndJoins) {
   options_.config = "nowhere.json";

@@ -29,7 +29,8 @@ using ::testing::HasSubstr;
 
 // `args`: "<dir> <until> <options> <metric of step 1> ...". Trains to the step
 // `until`, or until the metric says so. Options: "a" saves in the background,
-// "p" has a patience of 2, "r" returns to the best step at the end.
+// "p" has a patience of 2, "r" returns to the best step at the end, "f" has a
+// disk that is full in step 2.
 TESSERA_RANK_FUNCTION(TrainForMetric) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
   const std::string& how = words.at(2);
@@ -49,9 +50,13 @@ TESSERA_RANK_FUNCTION(TrainForMetric) {
   while (!stop && engine.step() < std::stoi(words.at(1))) {
     TESSERA_RETURN_IF_ERROR(t.TrainStep(engine.step()));
     const auto step = static_cast<size_t>(engine.step());
-    TESSERA_ASSIGN_OR_RETURN(
-        stop, manager->ReportMetric(std::stod(words.at(step + 2))));
-    TESSERA_RETURN_IF_ERROR(manager->MaybeSave().status());
+    const auto report = [&]() -> absl::Status {
+      TESSERA_ASSIGN_OR_RETURN(
+          stop, manager->ReportMetric(std::stod(words.at(step + 2))));
+      return manager->MaybeSave().status();
+    };
+    const bool full = absl::StrContains(how, "f") && step == 2;
+    TESSERA_RETURN_IF_ERROR(full ? WithFullDisk(t, report) : report());
   }
   TESSERA_RETURN_IF_ERROR(manager->Finish());
   const std::string ended =
@@ -88,6 +93,17 @@ TEST_F(CheckpointBestTest, TheBestIsKeptBesidesTheLast) {
     EXPECT_EQ(Latest(), "step-00000007\n");
   }
   EXPECT_THAT(TrainTo(7, "r", ""), Each("ended at 7, best 2 at 5, now at 5"));
+}
+
+TEST_F(CheckpointBestTest, ABestThatIsNotSavedTakesNoOthersPlace) {
+  EXPECT_THAT(TrainTo(3, "af", "5 3 4"), Each("ended at 3, best 3 at 2"));
+  EXPECT_THAT(Steps(), ElementsAre(3, 1));
+  EXPECT_EQ(Best(), "step-00000001\n");
+  std::filesystem::remove(dir_ + "/best");
+  EXPECT_THAT(TrainTo(4, "ar", "5 3 4 6"),
+              Each("ended at 4, best 5 at 1, now at 1"));
+  EXPECT_THAT(Steps(), ElementsAre(4, 1));
+  EXPECT_EQ(Best(), "step-00000001\n");
 }
 
 TEST_F(CheckpointBestTest, TrainingStopsWhenPatienceEnds) {

@@ -48,23 +48,6 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Runs `save`, which begins while the disk of rank 1 is full, and waits for its
-// end.
-absl::Status WithFullDisk(Trainee& trainee,
-                          const std::function<absl::Status()>& save) {
-  struct rlimit before;
-  getrlimit(RLIMIT_FSIZE, &before);
-  signal(SIGXFSZ, SIG_IGN);
-  const rlimit full{100, before.rlim_max};
-  if (trainee.rank == 1) setrlimit(RLIMIT_FSIZE, &full);
-  const absl::Status begun = save();
-  while (trainee.engine->saving_checkpoint()) {
-    absl::SleepFor(absl::Milliseconds(1));
-  }
-  setrlimit(RLIMIT_FSIZE, &before);
-  return begun;
-}
-
 // The disk is full when a save is due, and is not at the end.
 TESSERA_RANK_FUNCTION(SaveAgainAtTheEnd) {
   ManagerArgs a(args);

@@ -3,9 +3,11 @@
 #define TESTS_CHECKPOINT_CHECKPOINT_MANAGER_TEST_UTIL_H_
 
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +16,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/file.h"
 #include "base/status.h"
@@ -47,6 +51,23 @@ inline absl::StatusOr<Trainee> MakeTrainee(const World& world) {
   TrainingSpec spec;
   spec.stage = 2;
   return Trainee::Make(spec, world.communicator());
+}
+
+// Runs `save`, which begins while the disk of rank 1 is full, and waits for its
+// end.
+inline absl::Status WithFullDisk(Trainee& trainee,
+                                 const std::function<absl::Status()>& save) {
+  struct rlimit before;
+  getrlimit(RLIMIT_FSIZE, &before);
+  signal(SIGXFSZ, SIG_IGN);
+  const rlimit full{100, before.rlim_max};
+  if (trainee.rank == 1) setrlimit(RLIMIT_FSIZE, &full);
+  const absl::Status begun = save();
+  while (trainee.engine->saving_checkpoint()) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  setrlimit(RLIMIT_FSIZE, &before);
+  return begun;
 }
 
 // Returns "resumed from 4 'after 4', stopped at 7".

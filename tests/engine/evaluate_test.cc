@@ -7,14 +7,10 @@
 #include <algorithm>
 #include <memory>
 #include <set>
-#include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "ATen/CPUGeneratorImpl.h"
 #include "ATen/autocast_mode.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -25,130 +21,21 @@
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/engine/evaluate_test_util.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/trainee.h"
 #include "tests/support/training.h"
 
 namespace tessera {
+namespace evaluate_test {
 namespace {
 
-namespace nn = torch::nn;
-using at::Tensor;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using ::testing::StartsWith;
-
-constexpr int64_t kInputs = 6, kClasses = 5;
-
-// Its second normalization stays in evaluation mode.
-struct NetImpl : nn::Module {
-  NetImpl() {
-    at::manual_seed(1);
-    up = register_module("up", nn::Linear(kInputs, 16));
-    norm = register_module("norm", nn::BatchNorm1d(16));
-    frozen = register_module("frozen", nn::BatchNorm1d(16));
-    dropout = register_module("dropout", nn::Dropout(0.5));
-    head = register_module("head", nn::Linear(16, kClasses));
-    frozen->eval();
-  }
-  Tensor forward(const Tensor& x) {
-    return head(dropout(frozen(norm(torch::relu(up(x))))));
-  }
-  // Which of the modules are in training mode.
-  std::string Modes() const {
-    std::string modes;
-    for (const auto& each : modules()) modes += each->is_training() ? 'T' : 'e';
-    return modes;
-  }
-  nn::Linear up{nullptr}, head{nullptr};
-  nn::BatchNorm1d norm{nullptr}, frozen{nullptr};
-  nn::Dropout dropout{nullptr};
-};
-TORCH_MODULE(Net);
-
-// Returns the samples' inputs and labels, the same on all ranks.
-std::pair<Tensor, Tensor> SamplesOf(absl::Span<const int64_t> samples) {
-  Tensor inputs = torch::empty({static_cast<int64_t>(samples.size()), kInputs});
-  Tensor labels =
-      torch::empty({static_cast<int64_t>(samples.size())}, torch::kLong);
-  for (size_t i = 0; i < samples.size(); ++i) {
-    auto random = at::make_generator<at::CPUGeneratorImpl>(samples[i]);
-    const auto row = static_cast<int64_t>(i);
-    inputs[row].copy_(torch::randn({kInputs}, random));
-    labels[row] = samples[i] % kClasses;
-  }
-  return {inputs, labels};
-}
-
-struct Rig {
-  static absl::StatusOr<std::unique_ptr<Rig>> Make(const TrainingSpec& spec,
-                                                   const World& world,
-                                                   bool autocast = false) {
-    auto rig = std::make_unique<Rig>();
-    proto::Config config = ConfigOf(spec);
-    config.mutable_torch_autocast()->set_enabled(autocast);
-    EngineOptions options;
-    options.communicator = world.communicator();
-    TESSERA_ASSIGN_OR_RETURN(rig->engine,
-                             Engine::Create(rig->net, config, options));
-    return rig;
-  }
-
-  absl::Status Train(int rank, int step) {
-    at::manual_seed(100 * step + rank);
-    const auto [inputs, labels] = SamplesOf({rank, rank + 10, rank + 20});
-    Tensor logits;
-    {
-      const AutocastScope autocast(engine.get());
-      logits = net(inputs);
-    }
-    TESSERA_RETURN_IF_ERROR(engine->Backward(
-        nn::functional::cross_entropy(logits.to(at::kFloat), labels)));
-    return engine->Step();
-  }
-
-  absl::Status Add(const Tensor& inputs, const Tensor& labels) {
-    const Tensor logits = net(inputs);
-    loss.Add(nn::functional::cross_entropy(
-        logits.to(at::kFloat), labels,
-        nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone)));
-    accuracy.Add(logits, labels);
-    perplexity.AddLogits(logits, labels);
-    return absl::OkStatus();
-  }
-  AddSamples add() {
-    return [this](absl::Span<const int64_t> samples) {
-      ++forwards;
-      const auto [inputs, labels] = SamplesOf(samples);
-      return Add(inputs, labels);
-    };
-  }
-  std::vector<Metric*> metrics() { return {&loss, &accuracy, &perplexity}; }
-  std::string Result() const {
-    return absl::StrFormat("loss %a accuracy %a perplexity %a of %g",
-                           loss.value(), accuracy.value(), perplexity.value(),
-                           loss.weight());
-  }
-
-  Net net;
-  std::unique_ptr<Engine> engine;
-  Mean loss{"loss"};
-  Accuracy accuracy;
-  Perplexity perplexity;
-  int64_t forwards = 0;
-};
-
-TrainingSpec SpecOf(absl::string_view stage) {
-  TrainingSpec spec;
-  spec.stage = stage[0] - '0';
-  spec.param_persistence_threshold = 0;
-  // Gathers are collectives.
-  if (stage == "3together") spec.shared = spec.served = "off";
-  return spec;
-}
 
 // `args`: "<stage> <samples> <batch>". Returns the number of forwards, then the
 // metrics.
@@ -157,7 +44,7 @@ TESSERA_RANK_FUNCTION(EvaluateSamples) {
   TESSERA_ASSIGN_OR_RETURN(const auto made, Rig::Make(SpecOf(words[0]), world));
   Rig& rig = *made;
   EvaluateOptions options;
-  options.batch_size = std::stoi(words[2]);
+  options.batch_size = std::stoll(words[2]);
   TESSERA_RETURN_IF_ERROR(Evaluate(rig.engine.get(), rig.metrics(),
                                    std::stoi(words[1]), rig.add(), options));
   TESSERA_RETURN_IF_ERROR(rig.engine->Close());
@@ -210,6 +97,11 @@ TEST(EvaluateTest, EachSampleCountsOnceWithTheSameBits) {
                 Each("2 forwards" + result))
         << stage;
   }
+}
+
+TEST(EvaluateTest, ABatchMayBeLargerThanAllSamples) {
+  EXPECT_THAT(RunOnRanks(2, "EvaluateSamples", "0 3 9223372036854775807"),
+              Each(AllOf(StartsWith("1 forwards"), EndsWith(" of 3"))));
 }
 
 TEST(EvaluateTest, RanksWithoutSamplesTakePart) {
@@ -352,77 +244,6 @@ TEST(EvaluateTest, AveragesAreEvaluatedAndLeave) {
                          HasSubstr("no averages are kept"))));
 }
 
-// `args`: "<stage> <fault>". Returns the error, and that of a step after it.
-TESSERA_RANK_FUNCTION(EvaluateWrongly) {
-  const std::vector<std::string> words = absl::StrSplit(args, ' ');
-  const std::string& fault = words[1];
-  const bool mine = world.rank() == 1 || fault == "allthrow";
-  TESSERA_ASSIGN_OR_RETURN(const auto made, Rig::Make(SpecOf(words[0]), world));
-  Rig& rig = *made;
-  const int64_t samples = fault == "number" ? 5 + world.rank()
-                          : fault == "none" ? 0
-                                            : 5;
-  std::vector<Metric*> metrics = rig.metrics();
-  if (fault == "metrics" && mine) metrics.pop_back();
-  absl::Status got;
-  if (fault == "next") {
-    got = EvaluateBatches(
-        rig.engine.get(), metrics,
-        [&]() -> absl::StatusOr<std::vector<Tensor>> {
-          if (mine) return absl::DataLossError("a broken file");
-          return std::vector<Tensor>{torch::zeros({1, kInputs})};
-        },
-        [](const std::vector<Tensor>&) {
-          return absl::InternalError("a forward");
-        });
-  } else {
-    got = Evaluate(rig.engine.get(), metrics, samples,
-                   [&](absl::Span<const int64_t> some) -> absl::Status {
-                     if (mine && absl::EndsWith(fault, "throw")) {
-                       throw std::runtime_error("a user's mistake");
-                     }
-                     if (mine && fault == "error") {
-                       return absl::DataLossError("a broken sample");
-                     }
-                     return rig.add()(some);
-                   });
-  }
-  const absl::Status after = rig.Train(world.rank(), 0);
-  if (after.ok()) TESSERA_RETURN_IF_ERROR(rig.engine->Close());
-  return absl::StrCat(got.ToString(), " modes ", rig.net->Modes(), " then ",
-                      after.ToString());
-}
-
-TEST(EvaluateTest, AnErrorOfOneRankIsThatOfAll) {
-  const struct {
-    std::string fault, error;
-  } cases[] = {
-      {"throw", "INTERNAL: [evaluation] rank 1: Evaluate: a user's mistake"},
-      {"error", "DATA_LOSS: [evaluation] rank 1: a broken sample"},
-      {"next", "DATA_LOSS: [Evaluate] rank 1: a broken file"},
-      {"number", "INVALID_ARGUMENT: the evaluation differs between rank 0 (5 "},
-      {"metrics", "INVALID_ARGUMENT: the list of metrics differs between"},
-      {"none", "FAILED_PRECONDITION: Evaluate: expected samples"},
-  };
-  for (const auto& [fault, error] : cases) {
-    for (const std::string stage : {"0", "3"}) {
-      EXPECT_THAT(
-          RunOnRanks(2, "EvaluateWrongly", stage + " " + fault),
-          Each(AllOf(StartsWith(error), HasSubstr(" modes TTTeTT then OK"))))
-          << fault << " at stage " << stage;
-    }
-  }
-}
-
-// The others are inside of a gather, and learn it there.
-TEST(EvaluateTest, AnErrorEndsOthersThatGather) {
-  EXPECT_THAT(RunOnRanks(2, "EvaluateWrongly", "3together throw"),
-              Each(AllOf(HasSubstr("rank 1 failed: Evaluate: a user's mistake"),
-                         Not(HasSubstr("then OK")))));
-  EXPECT_THAT(RunOnRanks(2, "EvaluateWrongly", "3together allthrow"),
-              Each(AllOf(HasSubstr("rank 0: Evaluate: a user's mistake"),
-                         HasSubstr("then OK"))));
-}
-
 }  // namespace
+}  // namespace evaluate_test
 }  // namespace tessera

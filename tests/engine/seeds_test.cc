@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "comm/world/world.h"
 #include "config/config.h"
@@ -20,7 +21,7 @@ namespace {
 
 // The next number of the default generator, to the bit.
 std::string Drawn() {
-  return absl::StrCat(torch::rand({1}, at::kDouble).item<double>() * 1e15);
+  return absl::StrFormat("%a", torch::rand({1}, at::kDouble).item<double>());
 }
 
 // Create compares the initial values of the ranks.

@@ -35,6 +35,7 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 constexpr int64_t kGlobalBatch = 12, kWidth = 8;
@@ -316,7 +317,9 @@ TESSERA_RANK_FUNCTION(OneSampleIsBad) {
   TESSERA_ASSIGN_OR_RETURN(const Batch next,
                            loader->NextOnAll(*world.communicator()));
   return absl::StrCat(StatusToText(bad), " then ", next.samples[0].epoch,
-                      stayed ? ", stayed, " : ", moved, ", loader->State());
+                      stayed ? ", stayed, " : ", moved, ", loader->State(),
+                      " errors ", loader->stats().errors, " batches ",
+                      loader->stats().batches);
 }
 
 TEST(LoaderResumeTest, AnErrorOfOneRankIsThatOfAll) {
@@ -328,6 +331,7 @@ TEST(LoaderResumeTest, AnErrorOfOneRankIsThatOfAll) {
   EXPECT_THAT(texts, Each(HasSubstr("loader: batch 0 (6 samples of epoch 0")));
   EXPECT_THAT(texts, Each(HasSubstr("rank 1")));
   EXPECT_THAT(texts, Each(HasSubstr(" then 1, stayed, tessera-loader 1 ")));
+  EXPECT_THAT(texts, Each(EndsWith(" errors 1 batches 1")));
   EXPECT_EQ(texts[0], texts[1]);
 }
 
