@@ -18,7 +18,8 @@ namespace tessera {
 namespace {
 
 // How long a rank that failed waits for the others to say that they did too:
-// shorter than kAnnounceGrace, after which the others give up.
+// shorter than kAnnounceGrace, after which they give up unless
+// WorldOptions::announce_grace is another.
 constexpr absl::Duration kAllFailedWait = absl::Seconds(4);
 
 }  // namespace

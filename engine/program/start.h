@@ -43,7 +43,7 @@ struct StartOptions {
   // False for a program that reads its configurations by StartedJob::Load: it
   // has no --config, and StartedJob::config stays empty.
   bool reads_config = true;
-  // Set before those of --set, which go before these.
+  // Set first; where --set gives the same key, its value counts.
   ConfigOverrides set;
   AutoValues auto_values;       // for what the configuration leaves "auto"
   bool ignore_unknown = false;  // unknown keys are notes (LoadConfig)
@@ -53,8 +53,9 @@ struct StartOptions {
   bool positional = false;
   // Called when the flags have their values, before anything is read or
   // started, in the launcher of --world and in each rank. It checks flags, and
-  // may change the options above, `about` excepted. An error ends the program
-  // as a faulty flag does.
+  // may change the options above, except `about`, `reads_config` and
+  // `positional`, which are used by then. An error ends the program as a faulty
+  // flag does.
   std::function<absl::Status(StartOptions* options)> flags_read;
 };
 
@@ -89,8 +90,10 @@ struct StartedJob {
 // Ends the process (ProcessEnd::kUsage) after --help with code 0, and after an
 // unknown flag, a value that does not fit its flag or an error of `flags_read`
 // with code 2 and one line on stderr. That, and errors of the configuration
-// with --world=N, come before ranks are started, and so once. A program that
-// defines an absl flag named "config" gets the path by it.
+// with --world=N, come before ranks are started, and so once; in ranks of
+// another launcher an error of the configuration is returned on all. A program
+// that defines an absl flag named "config" gets the path by it; one with a name
+// of Init's is an error.
 //
 // COLLECTIVE, blocking, as Init. Returns the errors of Init and LoadConfig, and
 // NotFound with all places where the configuration was looked for.
