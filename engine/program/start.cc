@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/system/process_end.h"
-#include "comm/launch/launcher.h"
 #include "config/config_report.h"
 #include "engine/program/arguments.h"
 #include "engine/program/config_file.h"
@@ -84,10 +83,10 @@ absl::Status End(int code) {
 
 }  // namespace
 
-// The order: what can be wrong without ranks is said before Init where that
-// turns this process into their launcher, since each rank would say the same
-// after it. Ranks of other launchers come to Init with it, and agree then: the
-// others would wait there.
+// The order: with --world what can be wrong without ranks is said before Init,
+// which turns this process into their launcher, since each rank would say the
+// same after it. Ranks of other launchers come to Init with it, and agree then:
+// the others would wait there.
 absl::StatusOr<StartedJob> Start(int* argc, char** argv, StartOptions options,
                                  const char* file) {
   if (*argc < 1) {
@@ -109,8 +108,7 @@ absl::StatusOr<StartedJob> Start(int* argc, char** argv, StartOptions options,
   options.set.insert(options.set.end(), arguments->set.begin(),
                      arguments->set.end());
   const absl::StatusOr<Source> source = ReadSource(*arguments, &options);
-  const bool starts_ranks = arguments->world > 0 && !IsLaunchedRank();
-  if (!source.ok() && starts_ranks) return source.status();
+  if (!source.ok() && arguments->world > 0) return source.status();
   std::vector<char*> words(argv, argv + *argc);
   words.push_back(nullptr);
   StartedJob job;
