@@ -183,8 +183,12 @@ absl::Status EvaluateBatches(Engine* engine,
     for (int64_t round = 0;; ++round) {
       absl::StatusOr<std::vector<at::Tensor>> batch = std::vector<at::Tensor>();
       if (!ended) batch = CatchTorch("the next batch", next);
-      absl::StatusOr<std::vector<int64_t>> mine = batch.status();
-      if (batch.ok()) mine = ShapesOf(*batch);
+      absl::StatusOr<std::vector<int64_t>> mine = std::vector<int64_t>();
+      if (batch.ok()) {
+        mine = ShapesOf(*batch);
+      } else {
+        mine = batch.status();
+      }
       TESSERA_RETURN_IF_ERROR(comm->AgreeOk(mine.status(), kWhere));
       ended = batch->empty();
       TESSERA_ASSIGN_OR_RETURN(

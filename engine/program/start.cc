@@ -119,11 +119,11 @@ absl::StatusOr<StartedJob> Start(int* argc, char** argv, StartOptions options,
   for (char* word : arguments->positional) argv[(*argc)++] = word;
   argv[*argc] = nullptr;
   // A rank whose configuration is faulty has come, so that all learn of it.
-  absl::StatusOr<proto::Config> config = source.status();
-  if (source.ok() && options.reads_config) {
+  absl::StatusOr<proto::Config> config = proto::Config();
+  if (!source.ok()) {
+    config = source.status();
+  } else if (options.reads_config) {
     config = source->Config(RanksOf(*job.world), options, ConfigNotes::kLogged);
-  } else if (source.ok()) {
-    config = proto::Config();
   }
   TESSERA_RETURN_IF_ERROR(job.comm().AgreeOk(config.status(), "configuration"));
   job.config = *std::move(config);
