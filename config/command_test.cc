@@ -252,7 +252,7 @@ TEST(Docs, AreThoseOfTheSchema) {
          "schema`";
 }
 
-TEST(Docs, EveryKeyThatIsHonouredHasAComment) {
+TEST(Docs, EverySupportedKeyHasAComment) {
   for (const KeyDescription& key : DescribeKeys()) {
     if (key.support != "supported" || key.kind == "section") continue;
     EXPECT_FALSE(key.comment.empty()) << key.path;

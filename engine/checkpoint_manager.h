@@ -78,8 +78,8 @@ struct CheckpointManagerOptions {
   // how much better than the best it has to be, or it counts as no better.
   bool larger_is_better = false;
   double min_delta = 0;
-  // After so many reports in a row that were no better, ReportMetric returns
-  // true; 0: never.
+  // ReportMetric returns true after this many reports in a row without
+  // progress; 0: never.
   int64_t patience = 0;
   // Saves at a report of the best metric, and keeps that checkpoint until a
   // better one is saved, besides those of keep_last; DIR/best names it.
@@ -135,7 +135,7 @@ class CheckpointManager {
   absl::StatusOr<bool> MaybeSave(const ClientState& client_state = nullptr);
   // Takes a metric of this step, such as a validation loss (early stopping).
   // Call it before the step's MaybeSave, since checkpoints hold what was
-  // reported before them; Resume goes on from there. Returns true if the
+  // reported before them; Resume continues from there. Returns true if the
   // program should end, because of options' patience. NaN is no better than
   // anything. The metric is identical on all ranks (checked: InvalidArgument);
   // other errors are Save's. COLLECTIVE.
@@ -191,8 +191,8 @@ class CheckpointManager {
   std::unique_ptr<SaveRoom> room_;
   std::string good_;  // saved or loaded by this manager, so whole; "": none yet
   std::unique_ptr<BestMetric> best_;
-  // With keep_best: the checkpoint of the best metric, and the one before until
-  // that is on the disk; "": none.
+  // With keep_best: the checkpoint of the best metric, and the previous one
+  // until that is on the disk; "": none.
   std::string best_name_, best_before_;
   std::shared_ptr<LastSave> last_ = std::make_shared<LastSave>();
   int64_t seen_updates_ = -1;

@@ -64,8 +64,9 @@ struct UnitActivations {
 // StepMemoryReport describes one step, on the device that the engine trains on.
 struct StepMemoryReport {
   std::string device = "cpu";  // libtorch's name for it
-  // The most bytes held at any moment since the step before ended; on a device,
-  // the peak of what libtorch's allocator has given out to the whole process.
+  // The most bytes held at any moment since the previous step ended; on a
+  // device, the peak of what libtorch's allocator has given out to the whole
+  // process.
   int64_t peak_bytes = 0;
   // What was held at the peak. A new moment is looked at when the peak has
   // grown by 64 KiB or by 1/1024 of itself, whichever is more, so its total is

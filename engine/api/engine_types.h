@@ -76,7 +76,7 @@ struct EngineOptions {
                                              absl::string_view path)>;
   ModulePredicate is_unit;
   ModulePredicate is_leaf;
-  // Modules whose forward is computed again in backward, besides those that
+  // Modules whose forward is recomputed in backward, besides those that
   // activation_checkpointing.units names.
   ModulePredicate is_recomputed;
   // Groups besides those of the configuration (optimizer.param_groups); a
@@ -96,7 +96,7 @@ struct EngineOptions {
   // the values do not matter). It is run on tensors without memory, a few
   // times, by each rank. Create plans with it, and so finds what the
   // configuration leaves to "auto": stage, micro-batch, and whether activations
-  // are computed again (engine/plan/auto_choice.h). Null: the stage is found
+  // are recomputed (engine/plan/auto_choice.h). Null: the stage is found
   // from model states alone, and the rest cannot be.
   std::function<at::Tensor(int64_t samples)> planned_loss;
   // A checkpoint, or a folder of them (CheckpointManager's). If as many ranks
@@ -124,7 +124,7 @@ struct BackwardOptions {
   // add up, each loss divided by the accumulation count. With weights their
   // samples count once, so all have the same weight. Without accumulation every
   // Backward before a Step is one of its losses, and this says nothing; except
-  // with weights, where one that this does not join to the one before is a
+  // with weights, where one that this does not join to the previous one is a
   // micro-batch of its own.
   bool more_losses = false;
   // Keeps the graph, for another Backward through it.
@@ -146,7 +146,7 @@ struct OffloadReport {
   absl::Duration computing, stalled;
   // Units that were stepped before Step was called
   // (sharding.offload.early_step); on a device, which decides later, those of
-  // the step before.
+  // the previous step.
   int64_t early_units = 0;
 };
 
@@ -183,7 +183,7 @@ struct StepReport {
   // Recomputation in the step's forwards; empty without
   // activation_checkpointing.units.
   RecomputeReport recompute;
-  // Offloaded updates since the step before; of this step's own update it has
+  // Offloaded updates since the previous step; of this step's own update it has
   // what was done when Step returned. Empty without offload.
   OffloadReport offload;
   // Peak memory of the process from the end of the previous optimizer step (or

@@ -44,8 +44,8 @@ void EngineLife::Lose(const absl::Status& status) {
       status.code(),
       absl::StrCat(
           status.message(),
-          " (so the model's states are neither those of before nor "
-          "those of after: go on from a checkpoint, in a new engine)")));
+          " (so the model's states are neither the old nor the new ones: "
+          "continue from a checkpoint, in a new engine)")));
 }
 
 }  // namespace tessera

@@ -130,8 +130,8 @@ void RunWatch::Tell(double loss, int64_t step) {
                    "too")
       << ": look for the first batch, or operator, whose values are not "
          "finite, "
-         "lower the learning rate or clip gradients, and go on from a "
-         "checkpoint before it (this is said once)";
+         "lower the learning rate or clip gradients, and continue from a "
+         "checkpoint before it (logged once)";
 }
 
 // It looks at the first graph alone: that takes a microsecond a node.
@@ -148,7 +148,7 @@ void RunWatch::TellUnordered(const at::Tensor& loss) {
       << ", so runs, stages and numbers of ranks may differ in the last bits; "
          "\"on\" "
          "gives the same bits (with a slower attention), \"off\" is for who "
-         "needs none (this is said once)";
+         "needs none (logged once)";
 }
 
 void RunWatch::TellNarrow(const at::Tensor& loss) {
@@ -162,7 +162,7 @@ void RunWatch::TellNarrow(const at::Tensor& loss) {
       << (bf16 ? 32 : 256)
       << "), so logs, a schedule that follows it, and its gradient are that "
          "coarse; compute it in float32: logits.to(at::kFloat) before the loss "
-         "(this is said once)";
+         "(logged once)";
 }
 
 bool RunWatch::names_next() const {
@@ -203,7 +203,7 @@ absl::Status RunWatch::AddOutcome(const StepReport& report, int64_t steps_done,
                                     " in a row end the run "
                                     "(precision.max_skipped_in_a_row)")
                      : "")
-        << " (this is said once)";
+        << " (logged once)";
   }
   if (most == 0 || skipped_in_a_row_ < most) return absl::OkStatus();
   return absl::OutOfRangeError(absl::StrCat(
@@ -214,7 +214,7 @@ absl::Status RunWatch::AddOutcome(const StepReport& report, int64_t steps_done,
       "more (after step ",
       steps_done,
       "): look for the first loss that is not finite, lower the learning rate "
-      "or clip gradients, and go on from a checkpoint before it; "
+      "or clip gradients, and continue from a checkpoint before it; "
       "precision.max_skipped_in_a_row is how many are allowed"));
 }
 

@@ -364,7 +364,7 @@ TEST(ParameterGroupsTest, WhatIsWrongIsSaid) {
       lines,
       ElementsAre(
           HasSubstr("EngineOptions::param_groups[0].parameters: 'norm.wieght' "
-                    "is no parameter; expected names as of "
+                    "is not a parameter; expected names as of "
                     "named_parameters(), such as 'norm.weight'"),
           HasSubstr("parameter 'norm.weight' is claimed by two groups, 'a' and "
                     "'b'"),
