@@ -90,7 +90,7 @@ absl::StatusOr<proto::Communication> ParseCommunication(
 //     that are supported. So zero_optimization has either stage, 0 to 3, or
 //     auto_stage, which is true then; and sharding either reshard_after_forward
 //     or reshard_group_size, a divisor of the world size, which is
-//     zero_hpz_partition_size too where that is above 1;
+//     zero_hpz_partition_size, too, if that is above 1;
 //   - zero_optimization.overlap_comm, unless auto_stage: true at stage 3;
 //   - fp16 enabled alone, or bf16, torch_autocast, both or none;
 //   - words in the case in which config.proto has them;

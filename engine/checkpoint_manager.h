@@ -18,7 +18,7 @@
 //
 // The folder belongs to one job: from Create on it is locked (DIR/job.lock),
 // until the manager or its process ends. Another job's Create returns
-// Unavailable at once and says who has it.
+// Unavailable at once and names its process and host.
 //
 // Each checkpoint has a folder, `dir`/step-00000120; `dir`/latest names the
 // newest (checkpoint/format/step_folders.h). DeepSpeed: save_checkpoint's tags

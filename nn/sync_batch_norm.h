@@ -17,8 +17,8 @@
 // eval mode, and in a group of one, this is bitwise identical to
 // torch::nn::BatchNorm, and nothing is exchanged.
 //
-// Numbers. Sums are float32 (float64 for float64 input) on each rank, also
-// where input or parameters have 16 bits, and float64 over ranks, in a fixed
+// Numbers. Sums are float32 (float64 for float64 input) on each rank, even
+// if input or parameters have 16 bits, and float64 over ranks, in a fixed
 // order. So results and running statistics are identical on all ranks and in
 // each run, and equal those of one process with the whole batch except for
 // rounding: with u the unit roundoff of float32, s = weight / sqrt(variance +

@@ -45,8 +45,8 @@ struct HeldMemory {
   int64_t total() const;
 };
 
-// MemoryPhase is what a training does. kOutside lasts until an engine's Create,
-// and from the end of the last engine on.
+// MemoryPhase is a part of a training run. kOutside lasts until an engine's
+// Create, and from the end of the last engine on.
 enum class MemoryPhase { kOutside, kForward, kBackward, kStep };
 absl::string_view MemoryPhaseName(MemoryPhase phase);  // "outside", ...
 
@@ -82,7 +82,7 @@ struct StepMemoryReport {
   // The most that a device's allocator has taken from it, including blocks that
   // it keeps for later; 0 on the CPU.
   int64_t reserved_peak_bytes = 0;
-  // The peak_bytes of the host, also where the engine trains on a device.
+  // The peak_bytes of the host, even if the engine trains on a device.
   int64_t host_peak_bytes = 0;
 };
 

@@ -103,8 +103,8 @@ class World {
 // --prefix_output=auto|on|off: which lines of --world's ranks get "[rank] "
 // before them (comm/launch/launcher.h). --grace=SECONDS: how long --world's
 // ranks may go on after a SIGTERM, SIGINT or SIGHUP that was passed on to them
-// (10; inf: for ever). --startup_timeout=SECONDS goes before
-// options.startup_timeout, --numa_binding=node|off before
+// (10; inf: forever). --startup_timeout=SECONDS overrides
+// options.startup_timeout, --numa_binding=node|off overrides
 // options.numa_binding. --plan_world=N: the program wants to know what each
 // of N ranks would hold, and ends with it where its engine is made
 // (EngineOptions::planned_loss). All flags read here are removed from argv;

@@ -230,8 +230,7 @@ void RunWatch::AddRate(int64_t steps_done) {
       << " steps: CosineAnnealingLR has been at its lowest after step " << *last
       << ", as in torch; make scheduler.params.T_max the number of steps of "
          "the "
-         "whole run, or set scheduler.params.after to \"hold\" (this is said "
-         "once)";
+         "whole run, or set scheduler.params.after to \"hold\" (logged once)";
 }
 
 bool RunWatch::HasGradients() const {

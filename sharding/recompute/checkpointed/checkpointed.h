@@ -15,7 +15,7 @@
 //     an input in place) is written once, and what it reads there is what it
 //     read in forward (the storage of what it writes is kept as it was before);
 //     it may not write parameters that an engine owns;
-//   - what was kept and is changed before backward is an error, also where
+//   - what was kept and is changed before backward is an error, even if
 //     autograd itself would not have kept it;
 //   - the function is stopped as soon as all that backward needs is there;
 //   - operators may be kept instead (CheckpointOptions::policy, keep).
