@@ -52,8 +52,8 @@ struct RunFolder;        // engine/run/run_folder.h
 class SaveRoom;          // engine/run/save_room.h
 class StopSignals;       // engine/run/stop_signals.h
 
-// When to save and what to keep; identical on all ranks. Whatever comes first
-// saves.
+// When to save and what to keep; identical on all ranks. The first condition
+// that holds triggers a save.
 struct CheckpointManagerOptions {
   // The folder. A relative path is resolved at Create, whatever the working
   // directory is later.
@@ -158,8 +158,8 @@ class CheckpointManager {
  private:
   CheckpointManager(Engine* engine, std::shared_ptr<Communicator> comm,
                     CheckpointManagerOptions options);
-  // How the last save of this manager ended. It may end after the manager is
-  // gone.
+  // How the last save of this manager ended. It may end after the manager has
+  // been destroyed.
   struct LastSave {
     int64_t step = -1;
     std::string name;

@@ -82,10 +82,11 @@ class World {
 //                       times, only supervises them, and exits with the first
 //                       failure's code; it never returns from here. The
 //                       children see the same argv. With N = 1 this process
-//                       itself is the world. Goes before any launcher, so it
-//                       works inside salloc or a step of one task.
+//                       itself is the world. Takes precedence over any
+//                       launcher, so it works inside salloc or a step of one
+//                       task.
 //   --rank, --world_size, --rendezvous
-//                       each goes before the launcher's word for it
+//                       each takes precedence over the launcher's variable
 //   torchrun            RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 //   Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
 //   MPICH               PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS

@@ -43,7 +43,7 @@ struct StartOptions {
   // False for a program that reads its configurations by StartedJob::Load: it
   // has no --config, and StartedJob::config stays empty.
   bool reads_config = true;
-  // Set before those of --set, which go before these.
+  // Set before those of --set, which override these.
   ConfigOverrides set;
   AutoValues auto_values;       // for what the configuration leaves "auto"
   bool ignore_unknown = false;  // unknown keys are notes (LoadConfig)
