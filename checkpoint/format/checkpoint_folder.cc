@@ -104,7 +104,7 @@ namespace {
 absl::StatusOr<File> Lock(const Folder& folder) {
   absl::StatusOr<File> lock = folder.OpenOrCreateFile(kLockName);
   if (absl::IsFailedPrecondition(lock.status()) && IsOurs(folder)) {
-    TESSERA_LOG(WARNING) << lock.status().message() << "; it makes way";
+    TESSERA_LOG(WARNING) << lock.status().message() << "; it is replaced";
     TESSERA_RETURN_IF_ERROR(folder.Clear(kLockName));
     lock = folder.OpenOrCreateFile(kLockName);
   }

@@ -147,8 +147,9 @@ void RunWatch::TellUnordered(const at::Tensor& loss) {
       << loss.device()
       << ", so runs, stages and numbers of ranks may differ in the last bits; "
          "\"on\" "
-         "gives the same bits (with a slower attention), \"off\" is for who "
-         "needs none (logged once)";
+         "gives the same bits (with a slower attention), \"off\" is for "
+         "programs "
+         "that do not need this (logged once)";
 }
 
 void RunWatch::TellNarrow(const at::Tensor& loss) {
