@@ -151,8 +151,8 @@ class CheckpointManager {
   // this step is made again. Report goes to the log. COLLECTIVE.
   absl::Status Finish(const ClientState& client_state = nullptr);
 
-  // Summarizes the saves: "3 saves, 0.8 s each of the training's time; one in
-  // 12m 5s". LOCAL.
+  // Summarizes the saves: "3 saves, blocking training for 800ms each; one every
+  // 12m5s". LOCAL.
   std::string Report() const;
 
  private:
