@@ -82,7 +82,7 @@ def of_page(text):
                 yield row
             elif cell.strip():
                 current = current or Text()
-                current.add(re.sub(r"^\s*(?:[-*#>]+|\d+\.) ", "", cell), number)
+                current.add(re.sub(r"^\s*(?:[-*>]+|\d+\.) ", "", cell), number)
     if current:
         yield current
 

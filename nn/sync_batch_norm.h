@@ -28,8 +28,9 @@
 // tests/engine/sync_batch_norm_test.cc derives that, and the bound of
 // gradients.
 //
-// Gradients are those of the sum of all ranks' losses. What an engine then
-// averages, or weighs, equals that of one process with the whole batch.
+// Gradients are those of the sum of all ranks' losses. The average or weighted
+// mean that an engine then makes equals that of one process with the whole
+// batch.
 //
 // In training, forward and backward are COLLECTIVE over the group: all ranks
 // run the same of these layers in the same order. If one does not, all end with
@@ -67,7 +68,7 @@ struct SyncBatchNormOptions {
   std::string name;
 };
 
-// What one call needs besides its input. Undefined tensors are absent.
+// The arguments of one call besides its input. Undefined tensors are absent.
 struct BatchNormTensors {
   at::Tensor weight, bias;               // [C]
   at::Tensor running_mean, running_var;  // [C]; updated if defined

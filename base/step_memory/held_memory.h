@@ -68,7 +68,7 @@ struct StepMemoryReport {
   // device, the peak of what libtorch's allocator has given out to the whole
   // process.
   int64_t peak_bytes = 0;
-  // What was held at the peak. A new moment is looked at when the peak has
+  // The memory held at the peak. A new moment is looked at when the peak has
   // grown by 64 KiB or by 1/1024 of itself, whichever is more, so its total is
   // less than peak_bytes by at most that. A device is looked at between units
   // and phases; there the total lacks what came and went in between.

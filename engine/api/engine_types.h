@@ -1,5 +1,5 @@
-// What Engine's calls take and give: options, reports, state dicts. Users get
-// them with engine/engine.h.
+// Arguments and results of Engine's calls: options, reports, state dicts. Users
+// get them with engine/engine.h.
 #ifndef ENGINE_API_ENGINE_TYPES_H_
 #define ENGINE_API_ENGINE_TYPES_H_
 
@@ -302,8 +302,8 @@ struct LoadSafetensorsOptions {
   // The file's names are this and then the module's ("model."); other names are
   // ignored.
   std::string prefix;
-  // What the file calls a parameter or buffer of the module, without the
-  // prefix; "" for one that is not to be loaded. Null: what `names` say.
+  // Returns the file's name of a parameter or buffer of the module, without the
+  // prefix; "" for one that is not loaded. Null: `names` decides.
   std::function<std::string(absl::string_view name)> file_name;
   // Rules for the file's names; they may also say that a matrix is transposed
   // there.
@@ -319,7 +319,7 @@ struct SaveSafetensorsOptions {
   // The dtype of floating-point numbers in the files: "fp32" or "bf16", rounded
   // to nearest; "": as masters and buffers have them.
   std::string dtype;
-  // What the files call the module's tensors.
+  // Rules for the names of the module's tensors in the files.
   NameMap names;
   int64_t max_file_bytes = 5'000'000'000;  // a larger tensor has its own file
 };

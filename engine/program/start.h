@@ -1,4 +1,4 @@
-// What the main function of a program needs: Start (flags, configuration and
+// For the main function of a program: Start (flags, configuration and
 // ranks), SeedAll, and TESSERA_MAIN (errors and exit codes).
 //
 //   absl::Status Run(int argc, char** argv) {

@@ -1,4 +1,4 @@
-// What a step's report says about a gradient that is not finite.
+// The report of a step about a gradient that is not finite.
 #ifndef OPTIM_GRADIENTS_NON_FINITE_GRADIENT_H_
 #define OPTIM_GRADIENTS_NON_FINITE_GRADIENT_H_
 

@@ -1,4 +1,4 @@
-// What a trace computes nevertheless (sharding/trace/tracer.h).
+// Limits on the values that a trace computes (sharding/trace/tracer.h).
 #ifndef SHARDING_TRACE_TRACER_OPTIONS_H_
 #define SHARDING_TRACE_TRACER_OPTIONS_H_
 

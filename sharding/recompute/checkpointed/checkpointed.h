@@ -22,13 +22,13 @@
 //
 // The function's inputs are its arguments: tensors, also in std::vector,
 // std::array, std::optional, std::pair and std::tuple, and other values, which
-// are copied. What it captures must be alive until backward. It must do the
-// same each time that it is run, may use the default generators of the CPU and
-// of its inputs' devices, and must not call backward() (autograd::grad is
-// fine). It is kept until all that it saved is released. So a tensor that it
-// holds by value (`[cache]`) and writes with a gradient holds itself, until a
-// backward releases what was saved; a graph that is dropped without one leaks.
-// Pass such a tensor as an input instead, or capture it by reference.
+// are copied. Its captures must be alive until backward. It must do the same
+// each time that it is run, may use the default generators of the CPU and of
+// its inputs' devices, and must not call backward() (autograd::grad is fine).
+// It is kept until all that it saved is released. So a tensor that it holds by
+// value (`[cache]`) and writes with a gradient holds itself, until a backward
+// releases what was saved; a graph that is dropped without one leaks. Pass such
+// a tensor as an input instead, or capture it by reference.
 //
 // Threads: any.
 #ifndef SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINTED_H_
