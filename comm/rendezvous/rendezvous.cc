@@ -212,7 +212,7 @@ absl::Status Meeter::OpenError(const absl::Status& status) const {
   const bool has_way = !AddressToward(place_.host).empty();
   if (!has_way && IsLoopbackName(place_.host)) {
     return Describe(absl::StatusCode::kUnavailable, place_,
-                    NoLoopback("no way there"));
+                    NoLoopback("no route there"));
   }
   if (absl::IsNotFound(status) || !has_way) {
     return Describe(

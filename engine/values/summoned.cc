@@ -228,7 +228,7 @@ Summoned::~Summoned() {
     TESSERA_LOG(ERROR)
         << "[" << flats_[0]->name()
         << "] a scope of Engine::Summon ended without Close(): what was "
-           "written into its parameters is taken back";
+           "written into its parameters is discarded";
   }
   Drop();
 }
