@@ -152,8 +152,9 @@ TEST_F(SafetensorsTest, NamesEachFaultOfAHeader) {
   const std::string four(4, '\0');
   EXPECT_EQ(Fault(tensor("\"F32\"", "[1]", "[0,4]"), four), "OK");
   EXPECT_EQ(Fault("{}", ""), "OK");
-  EXPECT_EQ(Fault(" {}", ""),
-            "FILE: is no safetensors file: its header does not begin with '{'");
+  EXPECT_EQ(
+      Fault(" {}", ""),
+      "FILE: is not a safetensors file: its header does not begin with '{'");
   EXPECT_EQ(Fault("{\"w\" 1}", ""),
             "FILE: header:1:6: expected ':' after the key 'w', got '1'");
   EXPECT_THAT(Fault("{\"w\":{},\"w\":{}}", ""),

@@ -68,9 +68,9 @@ class CommFuture {
   std::shared_ptr<State> state_;
 };
 
-// What a collective is for; appears in error messages ("reduce-scatter of unit
-// layers.3"). Copied; no lifetime requirement. Remembers where in the source it
-// was made: write CommTag{"..."} or {"..."} at the call.
+// The purpose of a collective, which appears in error messages ("reduce-scatter
+// of unit layers.3"). Copied; no lifetime requirement. Remembers where in the
+// source it was made: write CommTag{"..."} or {"..."} at the call.
 struct CommTag {
   CommTag(std::string what = "",  // NOLINT: {"..."} makes one
           CallSite site = CallSite::Here())
@@ -82,8 +82,8 @@ struct CommTag {
   }
   std::string what;
   CallSite site;
-  // What a wait for it counts as (base/trace/exposed.h); kOther: as its
-  // operation says: a sum as a reduction, an all-gather as a gather.
+  // How a wait for it is counted (base/trace/exposed.h). kOther: by its
+  // operation, that is, a sum as a reduction, an all-gather as a gather.
   WaitReason reason = WaitReason::kOther;
   // Called before the collective reads or writes its tensors on this rank, on
   // the thread that issues it, which it may block: for tensors that come from

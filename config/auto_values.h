@@ -50,7 +50,7 @@ struct AutoValues {
   std::optional<int64_t> hidden_size;
 
   // Parses "learning_rate=5e-5,bf16=true". InvalidArgument names a word that is
-  // no name, a value of the wrong kind, or a name that is given twice.
+  // not a name, a value of the wrong kind, or a name that is given twice.
   static absl::StatusOr<AutoValues> Parse(absl::string_view text);
 };
 

@@ -32,11 +32,12 @@ struct Reading {
 const std::vector<CommandFlag>& ReadingFlags() {
   static const auto& flags = *new std::vector<CommandFlag>{
       {"--world", "N",
-       "The number of ranks, which batch sizes and groups depend on (1)."},
+       "Number of ranks (1), which determines batch sizes and groups."},
       {"--auto", "KEY=VALUE,...",
-       "What keys with the value \"auto\" become, where a program would say "
-       "it, as in hidden_size=4096."},
-      {"--ignore_unknown", "", "Unknown keys are notes instead of faults."}};
+       "Values of keys that are \"auto\", which a program would give, such as "
+       "hidden_size=4096."},
+      {"--ignore_unknown", "",
+       "Reports unknown keys as notes instead of faults."}};
   return flags;
 }
 
@@ -299,7 +300,7 @@ std::vector<Command> ConfigCommands() {
   return {
       {"config check",
        "FILE",
-       "Checks a configuration: prints what it comes to, or all its faults.",
+       "Checks a configuration: prints a summary, or all its faults.",
        "Faults have their line and column. Notes of keys that have no effect "
        "go to standard error.",
        With({{"--all", "", "Prints every value, with all defaults."},
@@ -311,7 +312,8 @@ std::vector<Command> ConfigCommands() {
        Run<&ConfigCommand::Check>},
       {"config diff",
        "A B",
-       "Prints in what two completed configurations differ, one key a line.",
+       "Prints the keys in which two completed configurations differ, one per "
+       "line.",
        "",
        With({{"--json", "", "Prints an object of [A's value, B's value]."}},
             ReadingFlags()),
@@ -319,7 +321,7 @@ std::vector<Command> ConfigCommands() {
        Run<&ConfigCommand::Diff>},
       {"config explain",
        "KEY",
-       "Tells what a key means, its default, and how it is supported.",
+       "Explains what a key means, its default, and how it is supported.",
        "",
        {},
        {"config explain zero_optimization.stage",
@@ -327,7 +329,8 @@ std::vector<Command> ConfigCommands() {
        Run<&ConfigCommand::ExplainKey>},
       {"config schema",
        "",
-       "Prints a JSON schema, by which editors check a file as it is written.",
+       "Prints a JSON schema, which editors use to check a file while you "
+       "write it.",
        "",
        {},
        {"config schema > schema.json"},

@@ -187,8 +187,8 @@ TEST(ConfigCommand, ExplainFindsKeysByTheirEnd) {
             "zero_optimization.stage3_max_live_parameters\n"
             "  integer, at least 0; default 1000000000\n"
             "  also written zero_optimization.max_live_parameters\n"
-            "  Parameters that may be whole at a time at stage 3, besides "
-            "those in use.\n"
+            "  Number of parameters that may be whole at a time at stage 3, in "
+            "addition to those in use.\n"
             "  supported\n");
   EXPECT_THAT(Tessera({"explain", "amp"}).out, HasSubstr("refused: DeepSpeed"));
   EXPECT_THAT(Tessera({"explain", "enabled"}).out,
@@ -252,7 +252,7 @@ TEST(Docs, AreThoseOfTheSchema) {
          "schema`";
 }
 
-TEST(Docs, EveryKeyThatIsHonouredHasAComment) {
+TEST(Docs, EverySupportedKeyHasAComment) {
   for (const KeyDescription& key : DescribeKeys()) {
     if (key.support != "supported" || key.kind == "section") continue;
     EXPECT_FALSE(key.comment.empty()) << key.path;

@@ -39,7 +39,7 @@ namespace tessera {
 // and checked, in order: "zero_optimization.stage=1", "optimizer.type=AdamW",
 // "optimizer.params.betas=[0.9, 0.95]". Each is KEY=VALUE: the dotted path of a
 // key, and JSON or a word that needs no quotes. Their faults are those of a
-// file, with "--set" in the place of file, line and column.
+// file, with "--set" instead of file, line and column.
 using ConfigOverrides = std::vector<std::string>;
 
 // Reads, completes and checks a file: protobuf text format if the name ends in
@@ -91,10 +91,10 @@ absl::StatusOr<proto::Communication> ParseCommunication(
 //     of absent ones gradient_accumulation_steps is 1 unless the other two are
 //     given, as in DeepSpeed;
 //   - every other field that has a default in config.proto, in the sections
-//     that are honoured. So zero_optimization has either stage, 0 to 3, or
+//     that are supported. So zero_optimization has either stage, 0 to 3, or
 //     auto_stage, which is true then; and sharding either reshard_after_forward
 //     or reshard_group_size, a divisor of the world size, which is
-//     zero_hpz_partition_size too where that is above 1;
+//     zero_hpz_partition_size, too, if that is above 1;
 //   - zero_optimization.overlap_comm, unless auto_stage: true at stage 3;
 //   - fp16 enabled alone, or bf16, torch_autocast, both or none;
 //   - words in the case in which config.proto has them;

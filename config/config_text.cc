@@ -33,7 +33,7 @@ bool IsAbsentByDefault(const FieldDescriptor& field) {
 // Whether a completed configuration is shown with this field: it is set, or it
 // is absent and its default in the schema says what holds. The latter are
 // sections that nobody wrote and fields that FillDefaults (config/defaults.h)
-// leaves absent because they are not honoured.
+// leaves absent because they are not supported.
 bool IsShown(const Message& message, const FieldDescriptor& field) {
   const auto& options = field.options();
   if (options.HasExtension(proto::refused) ||

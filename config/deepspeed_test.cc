@@ -90,8 +90,8 @@ TEST(DeepSpeed, KeysWithoutEffectAreNoted) {
                   "zero_optimization.sub_group_size: has no effect: the "
                   "optimizer works unit by unit, in place",
                   HasSubstr("compile: has no effect: "),
-                  "comms_logger.debug: has no effect: the tables have what "
-                  "each was for"));
+                  "comms_logger.debug: has no effect: the tables show what "
+                  "each collective was for"));
   EXPECT_THAT(NotesOf("\"wall_clock_breakdown\": true, \"steps_per_print\": "
                       "10, \"flops_profiler\": {\"enabled\": true}, "
                       "\"tensorboard\": {\"enabled\": true}"),

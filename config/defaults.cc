@@ -32,7 +32,7 @@ void SetDefault(const FieldDescriptor& field, Message* message) {
   }
 }
 
-bool IsHonoured(const FieldDescriptor& field) {
+bool IsSupported(const FieldDescriptor& field) {
   const auto& options = field.options();
   return !options.HasExtension(proto::no_effect) &&
          !options.HasExtension(proto::not_yet);
@@ -44,7 +44,7 @@ void FillDefaults(Message* message) {
   const Reflection& reflection = *message->GetReflection();
   for (int i = 0; i < message->GetDescriptor()->field_count(); ++i) {
     const FieldDescriptor& field = *message->GetDescriptor()->field(i);
-    if (!field.has_default_value() || !IsHonoured(field)) continue;
+    if (!field.has_default_value() || !IsSupported(field)) continue;
     const auto* const oneof = field.containing_oneof();
     const bool present = oneof != nullptr
                              ? reflection.HasOneof(*message, oneof)

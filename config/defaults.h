@@ -6,11 +6,11 @@
 
 namespace tessera {
 
-// Sets each absent field of `message` that is honoured and has a default in its
-// .proto to that default, except fields of a oneof that has a value. It does
-// not descend into messages inside.
+// Sets each absent field of `message` that is supported and has a default in
+// its .proto to that default, except fields of a oneof that has a value. It
+// does not descend into messages inside.
 //
-// A field that is not honoured (no_effect, not_yet) stays absent, since
+// A field that is not supported (no_effect, not_yet) stays absent, since
 // NoteIneffectiveKeys and CheckRunnable tell the user about fields that are
 // set, and a completed configuration must resolve to itself. So config_text.cc,
 // which shows those defaults too, takes them from the schema (IsShown there)

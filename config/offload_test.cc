@@ -82,8 +82,8 @@ TEST(Offload, BelowStage3IsNoted) {
     const ConfigReport report = ReportOf(absl::StrCat(
         "\"stage\": 2, \"offload_param\": {\"device\": \"", device, "\"}"));
     EXPECT_THAT(NotesOf(report),
-                ElementsAre("zero_optimization.offload_param.device: means "
-                            "nothing at stage 2: parameters are offloaded at "
+                ElementsAre("zero_optimization.offload_param.device: has no "
+                            "effect at stage 2: parameters are offloaded at "
                             "stage 3 only"));
     TESSERA_EXPECT_OK(CheckRunnable(report.config));
   }

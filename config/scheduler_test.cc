@@ -138,7 +138,7 @@ TEST(SchedulerConfigTest, WrongParametersAreNamed) {
       {SchedulerOf("StepLR", "\"step_size\": 0"),
        "step_size: expected at least 1, got 0"},
       {SchedulerOf("StepLR", "\"step_size\": 3, \"last_epoch\": 4"),
-       "last_epoch: expected -1, got 4: a run goes on from its checkpoint"},
+       "last_epoch: expected -1, got 4: a run continues from its checkpoint"},
       {SchedulerOf("StepLR", "\"step_size\": 3, \"step_sise\": 4"),
        "step_sise: unknown key, did you mean 'step_size'?"},
       {SchedulerOf("MultiStepLR", ""),

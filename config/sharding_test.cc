@@ -319,7 +319,7 @@ TEST(Sharding, GroupsMeanNothingAtStage0) {
     return text;
   };
   EXPECT_EQ(notes(0, 2),
-            "sharding.shard_group_size: means nothing at stage 0, where "
+            "sharding.shard_group_size: has no effect at stage 0, where "
             "nothing is sharded");
   EXPECT_EQ(notes(0, 4), "");
   EXPECT_EQ(notes(1, 2), "");

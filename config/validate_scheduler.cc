@@ -200,7 +200,7 @@ void CheckValues(const std::string& type, const proto::SchedulerParams& p,
                  Faults* faults) {
   if (p.has_last_epoch() && p.last_epoch() != -1) {
     faults->Add(Path("last_epoch"), "expected -1, got ", p.last_epoch(),
-                ": a run goes on from its checkpoint");
+                ": a run continues from its checkpoint");
   }
   const bool plateau = type == "ReduceLROnPlateau";
   if (p.has_mode() && plateau != (p.mode() == "min" || p.mode() == "max")) {

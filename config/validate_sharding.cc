@@ -68,7 +68,7 @@ void ResolveOffload(proto::ZeroOptimization* zero, Faults* faults) {
     FillDefaults(&offload);
     if (below_3 && offload.device() != "none") {
       faults->Note("zero_optimization.offload_param.device",
-                   "means nothing at stage ", zero->stage(),
+                   "has no effect at stage ", zero->stage(),
                    ": parameters are offloaded at stage 3 only");
     } else {
       check_path("zero_optimization.offload_param.nvme_path", offload);
@@ -138,7 +138,7 @@ void CheckGroups(int world_size, const proto::ZeroOptimization& zero,
   } else if (shards > 0 && shards < world_size && zero.has_stage() &&
              zero.stage() == 0) {
     faults->Note("sharding.shard_group_size",
-                 "means nothing at stage 0, where nothing is sharded");
+                 "has no effect at stage 0, where nothing is sharded");
   }
   if (!sharding.has_reshard_group_size()) return;
   const char* const key = HasSecondShards(zero)

@@ -18,7 +18,7 @@
 //
 // The folder belongs to one job: from Create on it is locked (DIR/job.lock),
 // until the manager or its process ends. Another job's Create returns
-// Unavailable at once and says who has it.
+// Unavailable at once and names its process and host.
 //
 // Each checkpoint has a folder, `dir`/step-00000120; `dir`/latest names the
 // newest (checkpoint/format/step_folders.h). DeepSpeed: save_checkpoint's tags
@@ -52,8 +52,8 @@ struct RunFolder;        // engine/run/run_folder.h
 class SaveRoom;          // engine/run/save_room.h
 class StopSignals;       // engine/run/stop_signals.h
 
-// When to save and what to keep; identical on all ranks. Whatever comes first
-// saves.
+// When to save and what to keep; identical on all ranks. The first condition
+// that holds triggers a save.
 struct CheckpointManagerOptions {
   // The folder. A relative path is resolved at Create, whatever the working
   // directory is later.
@@ -78,8 +78,8 @@ struct CheckpointManagerOptions {
   // how much better than the best it has to be, or it counts as no better.
   bool larger_is_better = false;
   double min_delta = 0;
-  // After so many reports in a row that were no better, ReportMetric returns
-  // true; 0: never.
+  // ReportMetric returns true after this many reports in a row without
+  // progress; 0: never.
   int64_t patience = 0;
   // Saves at a report of the best metric, and keeps that checkpoint until a
   // better one is saved, besides those of keep_last; DIR/best names it.
@@ -135,7 +135,7 @@ class CheckpointManager {
   absl::StatusOr<bool> MaybeSave(const ClientState& client_state = nullptr);
   // Takes a metric of this step, such as a validation loss (early stopping).
   // Call it before the step's MaybeSave, since checkpoints hold what was
-  // reported before them; Resume goes on from there. Returns true if the
+  // reported before them; Resume continues from there. Returns true if the
   // program should end, because of options' patience. NaN is no better than
   // anything. The metric is identical on all ranks (checked: InvalidArgument);
   // other errors are Save's. COLLECTIVE.
@@ -152,15 +152,15 @@ class CheckpointManager {
   // this step is made again. Report goes to the log. COLLECTIVE.
   absl::Status Finish(const ClientState& client_state = nullptr);
 
-  // Summarizes the saves: "3 saves, 0.8 s each of the training's time; one in
-  // 12m 5s". LOCAL.
+  // Summarizes the saves: "3 saves, blocking training for 800ms each; one every
+  // 12m5s". LOCAL.
   std::string Report() const;
 
  private:
   CheckpointManager(Engine* engine, std::shared_ptr<Communicator> comm,
                     CheckpointManagerOptions options);
-  // How the last save of this manager ended. It may end after the manager is
-  // gone.
+  // How the last save of this manager ended. It may end after the manager has
+  // been destroyed.
   struct LastSave {
     int64_t step = -1;
     std::string name;
@@ -198,8 +198,8 @@ class CheckpointManager {
   std::unique_ptr<SaveRoom> room_;
   std::string good_;  // saved or loaded by this manager, so whole; "": none yet
   std::unique_ptr<BestMetric> best_;
-  // With keep_best: the checkpoint of the best metric, and the one before until
-  // that is on the disk; "": none.
+  // With keep_best: the checkpoint of the best metric, and the previous one
+  // until that is on the disk; "": none.
   std::string best_name_, best_before_;
   std::string before_state_;  // best_'s, of best_before_
   std::shared_ptr<LastSave> last_ = std::make_shared<LastSave>();

@@ -57,13 +57,13 @@ std::string CheckpointManager::Report() const {
                                           " is saved already");
   }
   std::string report = absl::StrCat(
-      saves_, saves_ == 1 ? " save, " : " saves, ",
+      saves_, saves_ == 1 ? " save, " : " saves, ", "blocking training for ",
       absl::FormatDuration(absl::Trunc(cost_ / saves_, absl::Milliseconds(1))),
-      " each of the training's time");
+      saves_ == 1 ? "" : " each");
   const absl::Duration interval = Interval();
   if (interval > absl::ZeroDuration()) {
     absl::StrAppend(
-        &report, "; one in ",
+        &report, "; one every ",
         absl::FormatDuration(absl::Trunc(interval, absl::Seconds(1))));
   }
   return report;

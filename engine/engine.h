@@ -19,7 +19,7 @@
 // by all ranks, in the same order. A forward is COLLECTIVE where gathers at
 // stage 3 are (nccl, several hosts with several ranks each,
 // reshard_after_forward = a number); on one host and over gloo each rank may
-// run what it likes, when it likes (docs/design.md, "One-sided gathers").
+// run any unit at any time (docs/design.md, "One-sided gathers").
 #ifndef ENGINE_ENGINE_H_
 #define ENGINE_ENGINE_H_
 
@@ -51,14 +51,14 @@ class Monitor;  // engine/observe/monitor.h
 
 class Engine {
  public:
-  // Takes over the module's parameters: lays them out in units, shards what the
-  // stage says, installs the hooks. The configuration is a path (JSON, or text
-  // protobuf) or a proto. The engine shares ownership of the module. With
-  // --plan_world (comm/world/world.h) it prints a plan and ends the process.
-  // COLLECTIVE. Errors: InvalidArgument (config, a parameter of a kind that is
-  // not supported, parameters or configurations that differ between ranks),
-  // NotFound (path), ResourceExhausted. After an error the module is what it
-  // was before.
+  // Takes over the module's parameters: lays them out in units, shards them
+  // according to the stage, and installs the hooks. The configuration is a path
+  // (JSON, or text protobuf) or a proto. The engine shares ownership of the
+  // module. With --plan_world (comm/world/world.h) it prints a plan and ends
+  // the process. COLLECTIVE. Errors: InvalidArgument (config, a parameter of a
+  // kind that is not supported, parameters or configurations that differ
+  // between ranks), NotFound (path), ResourceExhausted. After an error the
+  // module is unchanged.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(
       std::shared_ptr<torch::nn::Module> module, absl::string_view config_path,
       EngineOptions options = {});
@@ -180,8 +180,8 @@ class Engine {
 
   // Exchanges the parameters with their exponential moving averages
   // (optimizer.params.ema_decay), on the shards and without more memory; for
-  // AdamWScheduleFree, with its averages, which are what one evaluates: each
-  // rank then holds its part of the masters once more. For evaluation, and for
+  // AdamWScheduleFree, with its averages, which are the values to evaluate;
+  // each rank then holds its part of the masters twice. For evaluation, and for
   // saving by FullStateDict or SaveSafetensors; until SwapOutAverages, training
   // and checkpoints are refused. A parameter that no step has changed stays as
   // it is. FailedPrecondition; ResourceExhausted, after which nothing has
@@ -263,7 +263,7 @@ class Engine {
   // folder (Hugging Face's; `path`: see checkpoint/safetensors.h). Each rank
   // reads its own part of the masters, and buffers whole; values are cast to
   // the masters' and buffers' dtypes. Optimizer states stay. A tied parameter
-  // is looked for under all its names; the first that the file has counts. File
+  // is looked up under all its names; the first that the file has is used. File
   // and options must be identical on all ranks; a file that is replaced or
   // written to meanwhile is an error (Aborted, where it was replaced).
   //
@@ -286,8 +286,8 @@ class Engine {
                                const SaveSafetensorsOptions& options = {});
 
   // Moves states out of memory until Reload, for a program that needs the
-  // memory between steps (generation, evaluation). Training may go on with the
-  // same bits, but slower: each unit's states come back only while they are
+  // memory between steps (generation, evaluation). Training may continue with
+  // the same bits, but slower: each unit's states come back only while they are
   // used. States that the configuration offloads stay where they are.
   // DeepSpeed's offload_states and reload_states. InvalidArgument (device,
   // nvme_path); Unimplemented: nvme for a module on a device;
@@ -343,7 +343,7 @@ class Engine {
   // Loads a checkpoint of the same model; world size, stage, shard groups and
   // units may differ from the run that saved it. The options, identical on all
   // ranks, select parts of it and map names. The report has the client_state of
-  // this rank (modulo the saved world size). What ranks have of their own
+  // this rank (modulo the saved world size). State that differs between ranks
   // (generators, differing buffers) is restored if as many ranks load as saved;
   // otherwise generators stay, and buffers are rank 0's. COLLECTIVE. Errors,
   // after which nothing has changed: NotFound, DataLoss naming file and tensor,
@@ -353,7 +353,7 @@ class Engine {
       const std::string& dir, LoadCheckpointOptions options = {});
 
   // Makes every parameter whole and plain again and removes all hooks. The
-  // module is then as if the engine had never been, except that frozen
+  // module is then as if there had never been an engine, except that frozen
   // parameters have values rounded to their working dtype, as they have no
   // masters. COLLECTIVE. If it returns an error, it may be called again, unless
   // the error is the last Step's own (see Step): then the engine is closed.
@@ -365,10 +365,10 @@ class Engine {
   // The group of all ranks of this engine. LOCAL.
   const std::shared_ptr<Communicator>& communicator() const;
   int stage() const;
-  // The complete configuration, with what "auto" has become (except for the
+  // The complete configuration, with the values chosen for "auto" (except the
   // stage, if model states alone decided it: see stage()).
   const proto::Config& config() const;
-  // What "auto" has become, and why; "" if nothing was left to it.
+  // The values chosen for "auto", and why; "" if nothing was "auto".
   const std::string& auto_reason() const;
   // EngineOptions::plan, or what Create has planned; null: neither.
   const std::shared_ptr<const PlanReport>& plan() const;

@@ -64,8 +64,8 @@ class [[nodiscard]] EvalScope {
   std::unique_ptr<State> state_;
 };
 
-// Has the averages in the place of the parameters (Engine::SwapInAverages) for
-// as long as it is open.
+// Puts the averages in place of the parameters (Engine::SwapInAverages) while
+// it is open.
 class [[nodiscard]] AveragesScope {
  public:
   // Errors are those of Engine::SwapInAverages. `engine` outlives the scope.

@@ -24,7 +24,7 @@
 // Where gathers are collectives (stage 3, engine/engine.h) all ranks have to
 // make the same forwards. So all ranks call the function equally often: one
 // that has run out of batches gets one again, and its metrics drop what is
-// added. What else the function does with such a batch is up to the program.
+// added. The program decides what else the function does with such a batch.
 //
 // The function is called under an EvalScope (evaluation mode, no gradients) and
 // an AutocastScope (engine/engine_scopes.h), which end with the call: modes,

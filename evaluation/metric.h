@@ -15,7 +15,7 @@
 // at every world size if the samples' own values have.
 //
 // Tensors may be on any device. Adding does not wait for the device, except
-// once in some 10^6 values; ReduceMetrics, State and Load do.
+// once in about 10^6 values; ReduceMetrics, State and Load do.
 //
 // Threads: none; calls of a metric come from one thread at a time.
 #ifndef EVALUATION_METRIC_H_

@@ -69,8 +69,8 @@ class BatchContext {
 // (torch's Dataset.__getitems__ and collate_fn in one). Several threads call it
 // at the same time, without autograd and autocast; operators use one thread on
 // workers. Take random numbers from context.Random: libtorch's default
-// generators belong to the process, and what they give depends on who is first.
-// It may throw.
+// generators belong to the process, and their numbers depend on which thread is
+// first. It may throw.
 using Fetch = std::function<absl::StatusOr<std::vector<at::Tensor>>(
     absl::Span<const int64_t> indices, const BatchContext& context)>;
 

@@ -5,7 +5,7 @@
 //   workers   [w1: 3] [w0: 4]              Fetch, each a whole batch
 //   ready     1 2                          at most `prefetch`, in order
 //   on device 1                            copied ahead on a stream of its own
-//   Next() -> 0                            and State() stands behind it
+//   Next() -> 0                            and State() is after it
 //
 //   auto order = tessera::DistributedOrder::Create({...});
 //   auto loader = tessera::DataLoader::Create(*std::move(order), fetch, {...});

@@ -6,7 +6,7 @@
 //   TensorBoard's events   event_writer.h
 //   a function             WriterOf
 //
-// Each Open of ours returns errors of FileError (PermissionDenied,
+// Open of Tessera's own writers returns errors of FileError (PermissionDenied,
 // ResourceExhausted where the disk is full, ...), which name the path.
 //
 // Threads: none; calls come from one thread at a time.

@@ -24,7 +24,7 @@
 namespace tessera {
 
 struct ProgressBarOptions {
-  // Without a terminal, a line is written every so many steps. 0: at every
+  // Without a terminal, a line is written every line_each steps. 0: at every
   // tenth of the total, or every 10 steps if the number of steps is not known.
   int64_t line_each = 0;
   Clock clock = MonotonicNow;

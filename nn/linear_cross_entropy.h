@@ -14,8 +14,8 @@
 //
 //   hidden   [..., D]  any float dtype; N tokens in all, cast to weight's dtype
 //   weight   [V, D]    float32, bfloat16, float16 or float64
-//   targets  [...]     int64, 0 to V - 1 or ignore_index; hidden's sizes but
-//                      for the last
+//   targets  [...]     int64, 0 to V - 1 or ignore_index; hidden's sizes
+//                      except the last
 //   result   []        float32; float64 for a float64 weight
 //
 // Under autocast hidden, weight and bias are cast to its dtype, as at::linear
@@ -56,7 +56,7 @@
 //
 // Source: the gradient in the forward pass is the method of Liger Kernel's
 // fused linear cross entropy (Hsu et al., arXiv:2410.10989). Apple's Cut Cross
-// Entropy (Wijmans et al., arXiv:2411.09009) computes the logits again in
+// Entropy (Wijmans et al., arXiv:2411.09009) recomputes the logits in
 // backward instead.
 #ifndef NN_LINEAR_CROSS_ENTROPY_H_
 #define NN_LINEAR_CROSS_ENTROPY_H_

@@ -17,8 +17,8 @@
 // eval mode, and in a group of one, this is bitwise identical to
 // torch::nn::BatchNorm, and nothing is exchanged.
 //
-// Numbers. Sums are float32 (float64 for float64 input) on each rank, also
-// where input or parameters have 16 bits, and float64 over ranks, in a fixed
+// Numbers. Sums are float32 (float64 for float64 input) on each rank, even
+// if input or parameters have 16 bits, and float64 over ranks, in a fixed
 // order. So results and running statistics are identical on all ranks and in
 // each run, and equal those of one process with the whole batch except for
 // rounding: with u the unit roundoff of float32, s = weight / sqrt(variance +
@@ -28,8 +28,9 @@
 // tests/engine/sync_batch_norm_test.cc derives that, and the bound of
 // gradients.
 //
-// Gradients are those of the sum of all ranks' losses. What an engine then
-// averages, or weighs, equals that of one process with the whole batch.
+// Gradients are those of the sum of all ranks' losses. The average or weighted
+// mean that an engine then makes equals that of one process with the whole
+// batch.
 //
 // In training, forward and backward are COLLECTIVE over the group: all ranks
 // run the same of these layers in the same order. If one does not, all end with
@@ -67,7 +68,7 @@ struct SyncBatchNormOptions {
   std::string name;
 };
 
-// What one call needs besides its input. Undefined tensors are absent.
+// The arguments of one call besides its input. Undefined tensors are absent.
 struct BatchNormTensors {
   at::Tensor weight, bias;               // [C]
   at::Tensor running_mean, running_var;  // [C]; updated if defined

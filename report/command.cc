@@ -112,25 +112,25 @@ std::vector<Command> ReportCommands() {
   return {
       {"trace summary",
        "FILE...",
-       "Tells how long steps took, what of their communication was exposed, "
-       "and why.",
-       "Of a folder it reads all trace.rank*.json, which the `trace` section "
+       "Shows how long steps took, how much communication was exposed, and "
+       "why.",
+       "In a folder it reads all trace.rank*.json, which the `trace` section "
        "of a configuration writes.",
-       {{"--top", "N", "The rows of waits (10)."},
+       {{"--top", "N", "Number of rows of waits (10)."},
         {"--json", "", "Prints JSON."}},
        {"trace summary run7", "trace summary run7 --json"},
        RunSummary},
       {"trace merge",
        "FILE... OUT",
-       "Writes one file for Perfetto of several ranks' traces, and of "
-       "recordings of memory (memory_timeline).",
+       "Merges the traces of several ranks, and memory recordings "
+       "(memory_timeline), into one file for Perfetto.",
        "OUT is replaced.",
        {},
        {"trace merge run7 run7/all.json"},
        RunMerge},
       {"report",
        "RUN",
-       "Makes a page of a run: of metrics.jsonl, run.json and "
+       "Makes a page about a run from metrics.jsonl, run.json and "
        "trace.rank*.json in the folder RUN.",
        "The page is one file that needs no network.",
        {{"--out", "FILE", "The page (RUN/report.html)."}},

@@ -120,16 +120,16 @@ class Page {
     }
     SeriesTile("median step", {"step_ms"}, MedianOf, "ms");
     SeriesTile(HasSeries("tokens_per_second") || HasSeries("tokens_per_s")
-                   ? "median tokens a second"
-                   : "median samples a second",
+                   ? "median tokens per second"
+                   : "median samples per second",
                {"tokens_per_second", "tokens_per_s", "samples_per_second",
                 "samples_per_s"},
                MedianOf, "");
-    SeriesTile("highest peak of memory",
+    SeriesTile("highest memory peak",
                {"memory_peak_bytes", "memory.peak_bytes", "memory.peak"},
                LargestOf, "bytes");
-    ShareTile("of a step exposed communication (median)", "exposed_comm_ms");
-    ShareTile("of a step waiting for data (median)", "data_wait_ms");
+    ShareTile("exposed communication per step (median)", "exposed_comm_ms");
+    ShareTile("waiting for data per step (median)", "data_wait_ms");
     const auto* const skipped = FindSeries(run_, {"skipped_steps"});
     if (skipped != nullptr && LastOf(*skipped) > 0) {
       Tile("skipped steps", CountText(static_cast<int64_t>(LastOf(*skipped))));
@@ -222,7 +222,7 @@ class Page {
         "<div class=\"scroll\"><table><tr><th class=\"name\">of the last "
         "process</th><th>planned</th><th>measured</th><th>measured / "
         "planned</th></tr>\n");
-    PlanRow("peak of memory, of any rank", Planned("peak_bytes"),
+    PlanRow("memory peak, largest of all ranks", Planned("peak_bytes"),
             Measured({"memory_peak_bytes", "memory.peak_bytes", "memory.peak"},
                      LargestOf),
             "bytes");

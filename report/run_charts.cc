@@ -182,9 +182,9 @@ class Sorting {
     DropIfMultiple("samples_per_second", "tokens_per_second");
     DropIfMultiple("samples_per_s", "tokens_per_s");
     DropIfMultiple("tflops", "mfu");
-    Add("tokens a second, all ranks", "tokens/s", Scale::kFromZero,
+    Add("tokens per second, all ranks", "tokens/s", Scale::kFromZero,
         {{"tokens_per_second", "tokens"}, {"tokens_per_s", "tokens"}});
-    Add("samples a second, all ranks", "samples/s", Scale::kFromZero,
+    Add("samples per second, all ranks", "samples/s", Scale::kFromZero,
         {{"samples_per_second", "samples"}, {"samples_per_s", "samples"}});
     Add("operations of a rank", "TFLOP/s", Scale::kFromZero,
         {{"tflops", "TFLOP/s"}});

@@ -59,12 +59,12 @@ TEST(ChartsTest, NoCurveIsThereTwice) {
   const std::string both = TextOf(ChartsOfLines(
       "{\"step\": 1, \"tokens_per_second\": 100, \"samples_per_second\": 10}\n"
       "{\"step\": 2, \"tokens_per_second\": 300, \"samples_per_second\": 30}"));
-  EXPECT_THAT(both, HasSubstr("tokens a second, all ranks"));
+  EXPECT_THAT(both, HasSubstr("tokens per second, all ranks"));
   EXPECT_THAT(both, Not(HasSubstr("samples")));
   const std::string other = TextOf(ChartsOfLines(
       "{\"step\": 1, \"tokens_per_second\": 100, \"samples_per_second\": 10}\n"
       "{\"step\": 2, \"tokens_per_second\": 300, \"samples_per_second\": 10}"));
-  EXPECT_THAT(other, HasSubstr("samples a second, all ranks"));
+  EXPECT_THAT(other, HasSubstr("samples per second, all ranks"));
   // Without the time of a step, waits have no share of it.
   EXPECT_THAT(TextOf(ChartsOfLines("{\"step\": 1, \"data_wait_ms\": 2}")),
               HasSubstr("waited in a step=for data"));

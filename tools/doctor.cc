@@ -101,7 +101,7 @@ Finding LockedMemory() {
       limit.rlim_cur == RLIM_INFINITY ? "" : " MiB", " may be locked");
   if (limit.rlim_cur >= 64 << 20) return Good("locked memory", text);
   return {Grade::kSlow, "locked memory", text,
-          "io_uring maps its memory anew each time: ulimit -l unlimited"};
+          "io_uring maps its memory again each time: ulimit -l unlimited"};
 }
 
 // Ranks of one host meet there.
@@ -261,18 +261,18 @@ std::vector<Finding> Examine(const std::string& folder,
 }
 
 Command DoctorCommand() {
-  return {"doctor",
-          "",
-          "Tells what this machine offers a training, and what to change.",
-          "It looks at processors, memory, limits, the loopback interface, "
-          "GPUs, libtorch, io_uring and the disk of --dir. The exit status is "
-          "1 if something is missing that every training needs.",
-          {{"--dir", "DIR",
-            "Where checkpoints or offloaded states would lie (the current "
-            "folder)."},
-           {"--json", "", "Prints JSON."}},
-          {"doctor", "doctor --dir /mnt/nvme --json"},
-          RunDoctor};
+  return {
+      "doctor",
+      "",
+      "Checks what this machine offers for training, and says what to change.",
+      "It looks at processors, memory, limits, the loopback interface, "
+      "GPUs, libtorch, io_uring and the disk of --dir. The exit status is "
+      "1 if something is missing that training needs.",
+      {{"--dir", "DIR",
+        "Folder for checkpoints or offloaded states (the current folder)."},
+       {"--json", "", "Prints JSON."}},
+      {"doctor", "doctor --dir /mnt/nvme --json"},
+      RunDoctor};
 }
 
 }  // namespace tessera

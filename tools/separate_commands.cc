@@ -5,39 +5,38 @@
 namespace tessera {
 
 Command PlanCommand(std::function<int(CommandCall*)> run) {
-  return {
-      "plan",
-      "",
-      "Prints what each rank will hold at every stage, and how long a step "
-      "takes.",
-      "Nothing is computed, and the model may be of any size. The batch is "
-      "train_micro_batch_size_per_gpu of the configuration. For a model of "
-      "your own call tessera::Plan. It needs libtorch (LD_LIBRARY_PATH).",
-      {{"--config", "FILE", "The configuration."},
-       {"--model", "MODEL",
-        "gpt:KEY=NUMBER,... with dim, layers, heads, seq, vocab; "
-        "llama:KEY=NUMBER,... with kv_heads and hidden, too; or the "
-        "config.json of a Llama of Hugging Face, as config.json:seq=4096."},
-       {"--world", "N", "The number of ranks (1)."},
-       {"--memory", "GIB",
-        "The memory of a rank; if absent sharding.memory_limit_bytes, or what "
-        "this host has."},
-       {"--one_host", "",
-        "All ranks are on one host and share a working copy."},
-       {"--network", "GB/S",
-        "What a rank sends. Without it times have no communication."},
-       {"--latency", "US", "The microseconds that a message takes (10)."},
-       {"--tflops", "N", "What a rank computes; measured here if absent."},
-       {"--bandwidth", "GB/S", "That of a rank's memory; measured if absent."},
-       {"--disk", "GB/S",
-        "What a rank reads and writes on a disk; measured in nvme_path if "
-        "absent."},
-       {"--json", "", "Prints JSON."}},
-      {"plan --config zero3.json --model gpt:dim=4096,layers=32,heads=32 "
-       "--world 8",
-       "plan --config zero3.json --model Llama-3.2-1B/config.json:seq=4096 "
-       "--json"},
-      std::move(run)};
+  return {"plan",
+          "",
+          "Prints what each rank will hold at every stage, and how long a step "
+          "takes.",
+          "Nothing is computed, and the model may be of any size. The batch is "
+          "train_micro_batch_size_per_gpu of the configuration. For a model of "
+          "your own call tessera::Plan. It needs libtorch (LD_LIBRARY_PATH).",
+          {{"--config", "FILE", "The configuration."},
+           {"--model", "MODEL",
+            "gpt:KEY=NUMBER,... with dim, layers, heads, seq, vocab; "
+            "llama:KEY=NUMBER,... with kv_heads and hidden, too; or the "
+            "config.json of a Llama of Hugging Face, as config.json:seq=4096."},
+           {"--world", "N", "The number of ranks (1)."},
+           {"--memory", "GIB",
+            "Memory of a rank; default: sharding.memory_limit_bytes, or this "
+            "host's memory."},
+           {"--one_host", "",
+            "All ranks are on one host and share a working copy."},
+           {"--network", "GB/S",
+            "Network rate of a rank. Without it, times exclude communication."},
+           {"--latency", "US", "Latency of a message in microseconds (10)."},
+           {"--tflops", "N", "Compute rate of a rank; default: measured here."},
+           {"--bandwidth", "GB/S",
+            "Memory bandwidth of a rank; default: measured here."},
+           {"--disk", "GB/S",
+            "Disk rate of a rank; default: measured in nvme_path."},
+           {"--json", "", "Prints JSON."}},
+          {"plan --config zero3.json --model gpt:dim=4096,layers=32,heads=32 "
+           "--world 8",
+           "plan --config zero3.json --model Llama-3.2-1B/config.json:seq=4096 "
+           "--json"},
+          std::move(run)};
 }
 
 Command TokenizeCommand(std::function<int(CommandCall*)> run) {
@@ -47,18 +46,18 @@ Command TokenizeCommand(std::function<int(CommandCall*)> run) {
       "Writes the tokens of text files, or prints tokens as text.",
       "Each file is a document; names may be patterns. Give either --out and "
       "texts, or --decode.",
-      {{"--out", "FILE", "The file of tokens."},
+      {{"--out", "FILE", "Token file to write."},
        {"--tokenizer", "T",
         "bytes+end (257 tokens, the default), bytes (256), or the .model file "
         "of SentencePiece."},
        {"--lines", "", "Each line that is not empty is a document."},
        {"--begin", "",
-        "The end-of-text token stands before each document, as in llm.c's "
-        "files, instead of behind it."},
-       {"--no_end", "", "There is no end-of-text token."},
+        "Puts the end-of-text token before each document, as in llm.c's files, "
+        "instead of after it."},
+       {"--no_end", "", "Writes no end-of-text token."},
        {"--type", "uint8|uint16|uint32",
-        "The type of a token; as narrow as the vocabulary allows if absent."},
-       {"--headerless", "", "Without llm.c's header, as nanoGPT has it."},
+        "Type of a token; default: as narrow as the vocabulary allows."},
+       {"--headerless", "", "Writes no header, as in nanoGPT's files."},
        {"--decode", "FILE", "Prints the first tokens of such a file as text."},
        {"--tokens", "N", "The number of tokens to print (100)."}},
       {"tokenize --out train.bin --tokenizer sp.model 'text/*.txt'",

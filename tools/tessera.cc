@@ -86,8 +86,8 @@ std::vector<tessera::Command> Commands(char** argv) {
 
 constexpr char kDescription[] =
     "Tessera trains modules of libtorch in shards over many ranks. This "
-    "command needs no ranks: it reads configurations, checkpoints and what "
-    "runs have left, and tells what a training would hold. Options take a "
+    "command needs no ranks: it checks configurations, reads checkpoints and "
+    "the output of runs, and predicts memory. Options take a "
     "value as --option=value or --option value.";
 
 // Returns the manual page, docs/tessera.1.
@@ -96,12 +96,12 @@ std::string ManualPage(const tessera::CommandLine& tool) {
       ".\\\" Made by `tessera manual`.\n.TH TESSERA 1 \"\" \"Tessera ",
       tessera::kTesseraVersion,
       "\" \"User Commands\"\n.SH NAME\n"
-      "tessera \\- check configurations, plan memory, look after checkpoints "
-      "and runs\n",
+      "tessera \\- check configurations, plan memory, manage checkpoints and "
+      "runs\n",
       tool.ManualPage(kDescription),
-      ".SH EXIT STATUS\n.TP\n.B 0\nAll went well, and nothing differs.\n"
-      ".TP\n.B 1\nThere is an error or a fault, which standard error tells, or "
-      "two things differ.\n.TP\n.B 2\nThe words are not what is expected.\n"
+      ".SH EXIT STATUS\n.TP\n.B 0\nSuccess, and no differences.\n"
+      ".TP\n.B 1\nAn error or a fault, reported on standard error, or a "
+      "difference.\n.TP\n.B 2\nWrong usage.\n"
       ".SH SEE ALSO\nThe pages in\n.I docs/\nof the source.\n");
 }
 
@@ -113,8 +113,8 @@ int main(int argc, char** argv) {
   commands.push_back(
       {"completion",
        "",
-       "Prints the completion of commands for a shell.",
-       "For bash put it where its completions are; zsh reads it after "
+       "Prints a script that completes commands in bash and zsh.",
+       "For bash, put it into the folder of completions; zsh reads it after "
        "`autoload bashcompinit && bashcompinit`.",
        {},
        {"completion > ~/.local/share/bash-completion/completions/tessera"},

@@ -45,8 +45,8 @@ struct HeldMemory {
   int64_t total() const;
 };
 
-// MemoryPhase is what a training does. kOutside lasts until an engine's Create,
-// and from the end of the last engine on.
+// MemoryPhase is a part of a training run. kOutside lasts until an engine's
+// Create, and from the end of the last engine on.
 enum class MemoryPhase { kOutside, kForward, kBackward, kStep };
 absl::string_view MemoryPhaseName(MemoryPhase phase);  // "outside", ...
 
@@ -64,10 +64,11 @@ struct UnitActivations {
 // StepMemoryReport describes one step, on the device that the engine trains on.
 struct StepMemoryReport {
   std::string device = "cpu";  // libtorch's name for it
-  // The most bytes held at any moment since the step before ended; on a device,
-  // the peak of what libtorch's allocator has given out to the whole process.
+  // The most bytes held at any moment since the previous step ended; on a
+  // device, the peak of what libtorch's allocator has given out to the whole
+  // process.
   int64_t peak_bytes = 0;
-  // What was held at the peak. A new moment is looked at when the peak has
+  // The memory held at the peak. A new moment is looked at when the peak has
   // grown by 64 KiB or by 1/1024 of itself, whichever is more, so its total is
   // less than peak_bytes by at most that. A device is looked at between units
   // and phases; there the total lacks what came and went in between.
@@ -81,7 +82,7 @@ struct StepMemoryReport {
   // The most that a device's allocator has taken from it, including blocks that
   // it keeps for later; 0 on the CPU.
   int64_t reserved_peak_bytes = 0;
-  // The peak_bytes of the host, also where the engine trains on a device.
+  // The peak_bytes of the host, even if the engine trains on a device.
   int64_t host_peak_bytes = 0;
 };
 

@@ -17,8 +17,8 @@ void OnPipe(int) {}
 
 void OnNotice(int) {
   constexpr char kText[] =
-      "tessera: SIGUSR1: no CheckpointManager is there to save at it; the run "
-      "goes on\n";
+      "tessera: SIGUSR1: no CheckpointManager is there to save; the run "
+      "continues\n";
   const int saved = errno;
   if (write(STDERR_FILENO, kText, sizeof(kText) - 1) < 0) errno = 0;
   errno = saved;

@@ -9,7 +9,7 @@
 namespace tessera {
 
 enum class ProcessEnd {
-  // What was asked for in place of a training is done (--plan_world). By
+  // The task requested instead of training is done (--plan_world). By
   // default exit(code).
   kPlanned,
   // --help is printed, or an argument is refused (Start). By default

@@ -1,6 +1,6 @@
 // Exposed waits are the times for which threads of the program were blocked by
-// data that was not there yet. What a collective takes beside computing costs
-// nothing; what is exposed makes the step longer.
+// data that was not there yet. A collective that overlaps with computation
+// costs nothing; exposed time makes the step longer.
 //
 //   communication   |== all-gather of unit b ==|
 //   the program     |-- computes a --|..waits..|-- computes b --|

@@ -129,7 +129,7 @@ absl::Status WriteFileAtomically(const std::string& path,
   if (std::filesystem::exists(there) &&
       !std::filesystem::is_regular_file(there)) {  // /dev/null stays what it is
     return absl::InvalidArgumentError(
-        absl::StrCat(path, ": is there and is no file"));
+        absl::StrCat(path, ": exists and is not a file"));
   }
   if (!parent.empty()) {
     error.clear();

@@ -110,7 +110,8 @@ absl::StatusOr<Folder> Folder::Open(const std::string& path,
   const int fd = Uninterrupted(
       [&] { return files->Open(AT_FDCWD, path, O_RDONLY | O_DIRECTORY); });
   if (fd == -ENOTDIR) {
-    return absl::FailedPreconditionError(absl::StrCat(path, ": is no folder"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": is not a folder"));
   }
   if (fd < 0) return FileError(-fd, path);
   return Folder(OpenPath(files, fd, path));

@@ -129,7 +129,7 @@ TEST_F(FolderTest, OnlyRegularFilesAreOpened) {
               StatusIs(absl::StatusCode::kAlreadyExists));
   EXPECT_THAT(Folder::Open(path_ + "/file", FileSystem::Real()).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("is no folder")));
+                       HasSubstr("is not a folder")));
 }
 
 // Beyond RLIMIT_FSIZE, as root has it too: an error, and no signal is left to

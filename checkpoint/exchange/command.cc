@@ -236,15 +236,15 @@ int Run(CommandCall* call) try {
 
 std::vector<Command> CheckpointCommands() {
   const CommandFlag json = {"--json", "", "Prints JSON."};
-  const CommandFlag quiet = {"--quiet", "", "Prints nothing if all went well."};
+  const CommandFlag quiet = {"--quiet", "", "Prints nothing on success."};
   const CommandFlag names = {
       "--names", "gpt2|FILE",
-      "Rules by which names change: those of transformers' GPT-2, or of a "
-      "file (docs/guide.md)."};
+      "Rules that rename tensors: those of transformers' GPT-2, or from a file "
+      "(docs/guide.md)."};
   return {
       {"checkpoint ls",
        "DIR",
-       "Lists the checkpoints in DIR and in its folders.",
+       "Lists the checkpoints in DIR and in its subfolders.",
        "",
        {json},
        {"checkpoint ls run7", "checkpoint ls run7 --json"},
@@ -258,14 +258,14 @@ std::vector<Command> CheckpointCommands() {
        Run<RunShow>},
       {"checkpoint verify",
        "DIR",
-       "Reads all of a checkpoint: every checksum, every element once.",
+       "Reads a whole checkpoint and verifies every checksum.",
        "",
        {json},
        {"checkpoint verify run7/step-00000120"},
        Run<RunVerify>},
       {"checkpoint diff",
        "A B",
-       "Tells what differs between two checkpoints, and numbers by how much.",
+       "Lists the differences between two checkpoints, and how large they are.",
        "How a run was sharded, its configuration and libtorch's version are "
        "not compared. The exit status is 1 if they differ.",
        {json},
@@ -284,23 +284,24 @@ std::vector<Command> CheckpointCommands() {
        "them.",
        "",
        {{"--dtype", "fp32|bf16",
-         "The dtype of floating values; their own if absent."},
+         "Dtype of floating-point values; default: their own."},
         names,
-        {"--max_file_bytes", "N", "The most bytes of a file."},
+        {"--max_file_bytes", "N", "Maximum size of a file in bytes."},
         quiet},
        {"checkpoint export run7/step-00000120 out --dtype bf16"},
        Run<RunExport>},
       {"checkpoint import",
        "FILES OUT",
-       "Makes a checkpoint of the values in safetensors files.",
+       "Makes a checkpoint from the values in safetensors files.",
        "A program loads it with LoadCheckpointOptions::model_only.",
        {names, quiet},
        {"checkpoint import gpt2/model.safetensors start --names gpt2"},
        Run<RunImport>},
       {"checkpoint reshard",
        "DIR OUT",
-       "Writes the same in N files.",
-       "There is no need to: any number of ranks loads any number of files.",
+       "Writes a checkpoint in N files.",
+       "Loading does not need this: any number of ranks loads any number of "
+       "files.",
        {{"--files", "N", "The number of files."}, quiet},
        {"checkpoint reshard run7/step-00000120 one --files 1"},
        Run<RunReshard>},

@@ -199,8 +199,7 @@ absl::Status ListCheckpoints(const std::string& dir, bool json,
     *out << absl::StrJoin(lines, "\n") << "\n";
   }
   if (lines.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat(dir, ": there is no checkpoint in it"));
+    return absl::NotFoundError(absl::StrCat(dir, ": contains no checkpoint"));
   }
   if (damaged == 0) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(

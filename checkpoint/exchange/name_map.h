@@ -39,8 +39,8 @@ class NameMap {
   static absl::StatusOr<NameMap> Load(const std::string& name_or_path);
 
   Name Theirs(absl::string_view ours) const;
-  // Returns our name of a tensor of theirs, such that Theirs of it gives
-  // `theirs`; "" if there is not exactly one.
+  // Returns our name of the tensor that they call `theirs`, such that Theirs
+  // returns `theirs` for it; "" if there is not exactly one.
   Name Ours(absl::string_view theirs) const;
 
  private:

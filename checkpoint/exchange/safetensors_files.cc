@@ -36,7 +36,7 @@ absl::StatusOr<std::string> ReadHeader(int fd, int64_t file_bytes,
                                        const std::string& path) {
   if (file_bytes < kSafetensorsLengthBytes) {
     return absl::DataLossError(
-        absl::StrCat(path, ": is no safetensors file: expected at least ",
+        absl::StrCat(path, ": is not a safetensors file: expected at least ",
                      kSafetensorsLengthBytes, " bytes, got ", file_bytes));
   }
   uint64_t length = 0;
@@ -44,7 +44,7 @@ absl::StatusOr<std::string> ReadHeader(int fd, int64_t file_bytes,
                                  kSafetensorsLengthBytes));
   if (length > static_cast<uint64_t>(kMaxSafetensorsHeaderBytes)) {
     return absl::DataLossError(absl::StrCat(
-        path, ": is no safetensors file: expected a header of at most ",
+        path, ": is not a safetensors file: expected a header of at most ",
         kMaxSafetensorsHeaderBytes, " bytes, got ", length));
   }
   const int64_t header_bytes = static_cast<int64_t>(length);

@@ -189,7 +189,8 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(
     absl::string_view json, int64_t file_bytes, const std::string& path) {
   if (json.empty() || json[0] != '{') {
     return absl::DataLossError(absl::StrCat(
-        path, ": is no safetensors file: its header does not begin with '{'"));
+        path,
+        ": is not a safetensors file: its header does not begin with '{'"));
   }
   JsonLimits limits;
   limits.max_depth = kMaxDepth;

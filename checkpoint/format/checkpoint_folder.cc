@@ -104,7 +104,7 @@ namespace {
 absl::StatusOr<File> Lock(const Folder& folder) {
   absl::StatusOr<File> lock = folder.OpenOrCreateFile(kLockName);
   if (absl::IsFailedPrecondition(lock.status()) && IsOurs(folder)) {
-    TESSERA_LOG(WARNING) << lock.status().message() << "; it makes way";
+    TESSERA_LOG(WARNING) << lock.status().message() << "; it is replaced";
     TESSERA_RETURN_IF_ERROR(folder.Clear(kLockName));
     lock = folder.OpenOrCreateFile(kLockName);
   }
@@ -135,8 +135,7 @@ absl::StatusOr<Saving> Saving::Locked(const std::string& path,
         absl::StrFormat("%s.aside-%016x", path, RandomId());
     if (Uninterrupted([&] { return files->Rename(AT_FDCWD, path, aside); }) ==
         0) {
-      TESSERA_LOG(WARNING) << path << ": is no folder, and is called " << aside
-                           << " from now on";
+      TESSERA_LOG(WARNING) << path << ": is not a folder; renamed to " << aside;
       folder = Folder::Make(path, files);
     }
   }

@@ -257,8 +257,8 @@ TEST_F(StepFoldersTest, AFileInThePlaceOfAStep) {
   Put(PathOf(2), "mine");
   const auto found = ListStepFolders(kDir, &disk_).value();
   ASSERT_EQ(found.size(), 3u);
-  EXPECT_THAT(found[1].manifest,
-              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("is no folder")));
+  EXPECT_THAT(found[1].manifest, StatusIs(absl::StatusCode::kDataLoss,
+                                          HasSubstr("is not a folder")));
   TESSERA_EXPECT_OK(
       RemoveOldSteps(kDir, StepFolderName(3), {.keep_last = 1}, &disk_));
   EXPECT_EQ(disk_.FilesIn(kDir)[StepFolderName(2)], "mine");

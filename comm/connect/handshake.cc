@@ -148,18 +148,17 @@ absl::Status Introduce(int fd, absl::string_view key, int rank,
   if (!SameHash(answer.substr(kNonceBytes),
                 Proof(key, "listens", ours, theirs, number))) {
     return absl::PermissionDeniedError(
-        "who listens there is not of this job, or was given another secret");
+        "the process there is not of this job, or was given another secret");
   }
   // Not before the answer: until then nobody has taken the connection.
   if (!HasJobSecret() && OfAnotherUser(fd)) {
-    return absl::PermissionDeniedError(
-        "who listens there is another user's process");
+    return absl::PermissionDeniedError("the process there is another user's");
   }
   TESSERA_RETURN_IF_ERROR(
       SendAll(fd, Proof(key, "connects", ours, theirs, number)));
   TESSERA_ASSIGN_OR_RETURN(const std::string ok, Receive(fd, 1, deadline));
   if (ok[0] != kOk) {
-    return absl::PermissionDeniedError("who listens there is not of this job");
+    return absl::PermissionDeniedError("the process there is not of this job");
   }
   return SendAll(fd, absl::string_view(&kOk, 1));
 }

@@ -96,8 +96,8 @@ absl::StatusOr<std::shared_ptr<GlooLinks>> GlooLinks::Connect(
         for (int fd : listeners) closed = TakeNoMore(fd) && closed;
         if (!closed) {
           TESSERA_LOG(WARNING)
-              << "gloo goes on listening: who reaches its port can "
-                 "take this process's descriptors";
+              << "gloo still listens: any process that reaches its port can "
+                 "use up this process's descriptors";
         }
       }));
   std::shared_ptr<void> memory;

@@ -72,9 +72,10 @@ absl::Status ProvePeers(GlooLinks& transport, int rank, int world_size,
         SameHash(proved[r], Proof(key, r, rank, ours[r], theirs[r]))) {
       continue;
     }
-    return absl::PermissionDeniedError(absl::StrCat(
-        "gloo: who has connected in the place of rank ", transport.NameOf(r),
-        " is not of this job; start it again"));
+    return absl::PermissionDeniedError(
+        absl::StrCat("gloo: a process that is not of this job has connected "
+                     "instead of rank ",
+                     transport.NameOf(r), "; start the job again"));
   }
   return absl::OkStatus();
 }

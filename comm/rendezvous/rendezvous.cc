@@ -212,7 +212,7 @@ absl::Status Meeter::OpenError(const absl::Status& status) const {
   const bool has_way = !AddressToward(place_.host).empty();
   if (!has_way && IsLoopbackName(place_.host)) {
     return Describe(absl::StatusCode::kUnavailable, place_,
-                    NoLoopback("no way there"));
+                    NoLoopback("no route there"));
   }
   if (absl::IsNotFound(status) || !has_way) {
     return Describe(
@@ -256,9 +256,9 @@ absl::Status Meeter::OpenError(const absl::Status& status) const {
       absl::StatusCode::kDeadlineExceeded, place_,
       absl::StrCat(host, " has not come within ", Seconds(allowed_),
                    absl::IsAborted(status)
-                       ? " (who listens there turns this rank away: it is "
-                         "another user's, or no store of ours, or strangers "
-                         "overrun it)"
+                       ? " (the process that listens there rejects this rank: "
+                         "it belongs to another user, is not a store of "
+                         "Tessera, or is overrun by strangers)"
                        : " (no store answers there)"));
 }
 

@@ -24,7 +24,7 @@ namespace tessera {
 
 // Text in errors of the store itself.
 inline constexpr char kStoreError[] =
-    "the store, or rank 0 that hosts it, has gone";
+    "the store, or rank 0 that hosts it, is gone";
 
 // Tells all ranks why the start of the job fails; the first one holds. An error
 // means that the ranks cannot be reached; they will see that one is gone.

@@ -205,7 +205,7 @@ class StoreClient : public c10d::Store {
   static int64_t Number(const std::string& text) {
     int64_t number = 0;
     if (!absl::SimpleAtoi(text, &number)) {
-      C10_THROW_ERROR(DistStoreError, "the store's answer is no number");
+      C10_THROW_ERROR(DistStoreError, "the store's answer is not a number");
     }
     return number;
   }

@@ -57,7 +57,8 @@ absl::Status ShardWatch::JudgeClosed(const Awaited& awaited) const {
     if (end.ok()) {
       end = absl::UnavailableError(absl::StrCat(
           "rank ", ranks_[r],
-          " serves its shards no more; look at that rank's own last words"));
+          " no longer serves its shards; look at that rank's own last "
+          "lines"));
     }
     return judge_.PostedOr(Annotate(end, awaited[r]->what));
   }

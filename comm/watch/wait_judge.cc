@@ -169,7 +169,7 @@ absl::Status HasEnded(int rank, bool left) {
   return absl::UnavailableError(
       absl::StrCat("rank ", rank, " has ended (",
                    left ? "it has left this group" : "its process is gone",
-                   "); look at that rank's own last words"));
+                   "); look at that rank's own last lines"));
 }
 
 }  // namespace tessera

@@ -276,7 +276,7 @@ TEST_F(WaitJudgeTest, AProcessThatIsGoneEndsAWait) {
               StatusIs(absl::StatusCode::kUnavailable,
                        "all-gather of unit x #7 (all-gather, 64 bytes of "
                        "float32): rank 1 has ended (its process is gone); look "
-                       "at that rank's own last words"));
+                       "at that rank's own last lines"));
   EXPECT_EQ(after_, absl::Seconds(50) + absl::Milliseconds(300));
   // What had come from it may still end a wait that begins now.
   EXPECT_THAT(Ask(ForShards()), StatusIs(absl::StatusCode::kUnavailable,

@@ -31,7 +31,7 @@ void BindToNodes(int rank, std::vector<RankInfo>* infos) {
   const absl::Status status = RunOn((*infos)[rank].cpus);
   if (!status.ok()) {
     TESSERA_LOG(WARNING) << "numa_binding: " << status.message()
-                         << "; goes on without";
+                         << "; continuing without it";
   }
 }
 

@@ -82,10 +82,11 @@ class World {
 //                       times, only supervises them, and exits with the first
 //                       failure's code; it never returns from here. The
 //                       children see the same argv. With N = 1 this process
-//                       itself is the world. Goes before any launcher, so it
-//                       works inside salloc or a step of one task.
+//                       itself is the world. Takes precedence over any
+//                       launcher, so it works inside salloc or a step of one
+//                       task.
 //   --rank, --world_size, --rendezvous
-//                       each goes before the launcher's word for it
+//                       each takes precedence over the launcher's variable
 //   torchrun            RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 //   Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
 //   MPICH               PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
@@ -103,8 +104,8 @@ class World {
 // --prefix_output=auto|on|off: which lines of --world's ranks get "[rank] "
 // before them (comm/launch/launcher.h). --grace=SECONDS: how long --world's
 // ranks may go on after a SIGTERM, SIGINT or SIGHUP that was passed on to them
-// (10; inf: for ever). --startup_timeout=SECONDS goes before
-// options.startup_timeout, --numa_binding=node|off before
+// (10; inf: forever). --startup_timeout=SECONDS overrides
+// options.startup_timeout, --numa_binding=node|off overrides
 // options.numa_binding. --plan_world=N: the program wants to know what each
 // of N ranks would hold, and ends with it where its engine is made
 // (EngineOptions::planned_loss). All flags read here are removed from argv;

@@ -10,7 +10,7 @@
 //   TESSERA_ASSIGN_OR_RETURN(const ImageSet train,
 //                            OpenCifar10(folder, ImageSplit::kTrain));
 //
-// Where the real sets are not at hand, data/images/made_images.h writes sets of
+// If the real sets are not available, data/images/made_images.h writes sets of
 // the same format. Threads: const methods may run concurrently.
 #ifndef DATA_IMAGES_IMAGE_SET_H_
 #define DATA_IMAGES_IMAGE_SET_H_

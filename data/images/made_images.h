@@ -1,5 +1,5 @@
 // Writes synthetic image sets in the files of CIFAR-10 and MNIST, for programs
-// and tests where the real ones are not at hand.
+// and tests that do not have the real ones.
 //
 // An image of class c has stripes of c's own direction and width (and in
 // CIFAR-10 colour), shifted by a random distance of up to an eighth of their

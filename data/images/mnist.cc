@@ -88,9 +88,9 @@ absl::StatusOr<Idx> ReadIdx(const std::string& path, int64_t dims,
   }
   idx.data = bytes.subspan(static_cast<size_t>(idx.header_bytes));
   if (static_cast<int64_t>(idx.data.size()) != expected) {
-    return absl::DataLossError(absl::StrCat(
-        idx.path, ": byte ", file_bytes, ": the header says ", expected,
-        " bytes behind it, there are ", idx.data.size()));
+    return absl::DataLossError(
+        absl::StrCat(idx.path, ": byte ", file_bytes, ": the header says ",
+                     expected, " bytes after it, there are ", idx.data.size()));
   }
   return idx;
 }

@@ -118,7 +118,7 @@ TEST_F(Mnist, BadFilesAreRefusedByFileAndByte) {
       {BigEndian({0x803, 3}), "byte 8: the data ends in the header of 16"},
       {BigEndian({0x801, 3, 2, 3}), "byte 0: expected idx of bytes with 3 "},
       {BigEndian({0x803, 3, 2, 3}) + "short", "byte 21: the header says 18 "},
-      {images_ + "x", "byte 35: the header says 18 bytes behind it, there"},
+      {images_ + "x", "byte 35: the header says 18 bytes after it, there"},
       {BigEndian({0x803, 0, 2, 3}), "byte 4: size 0 is 0, which cannot be"},
       {BigEndian({0x803, 3, 0xFFFFFFFF, 3}), "byte 8: size 1 is 4294967295"},
       {BigEndian({0x803, 0xFFFFFFFF, 0xFFFFFFFF, 3}), "byte 8: size 1 is 42"},

@@ -144,7 +144,7 @@ absl::StatusOr<bool> Reader::Next() {
   const bool ahead = kind == 'L' || kind == 'K' || kind == 'x' || kind == 'g';
   const std::optional<int64_t> own_size = Number(header + 124, 12);
   if (!own_size.has_value() && !HasNoContent(kind)) {
-    return Damaged(at_ + 124, "the size of this member is no number");
+    return Damaged(at_ + 124, "the size of this member is not a number");
   }
   int64_t size = ahead ? *own_size : long_size_.value_or(own_size.value_or(0));
   if (HasNoContent(kind)) size = 0;
@@ -237,7 +237,7 @@ absl::Status Reader::UsePax(int64_t at, absl::string_view key,
   if (key == "size") {
     int64_t size;
     if (!absl::SimpleAtoi(value, &size) || size < 0) {
-      return Damaged(at, "the size in this pax header is no number");
+      return Damaged(at, "the size in this pax header is not a number");
     }
     long_size_ = size;
   }

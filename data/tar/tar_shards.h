@@ -5,7 +5,7 @@
 //                   sample "dog/001"            sample "dog/002"
 //                     "jpg", "cls"                "jpg", "cls"
 //
-// Adjacent files whose names agree up to the first dot behind the last slash
+// Adjacent files whose names agree up to the first dot after the last slash
 // are a sample; what follows the dot, in small letters, names the field ("jpg",
 // "seg.png"). Files without a dot or with a leading dot, and names like
 // __this__, are skipped. Source: webdataset/webdataset, tariterators.py

@@ -177,7 +177,7 @@ absl::StatusOr<DocumentIndex> DocumentIndex::Load(const std::string& path,
     return absl::DataLossError(
         absl::StrCat(path,
                      ": byte 24: the end-of-text token, its place or the "
-                     "zeros behind it cannot be; is it damaged?"));
+                     "zeros after it are invalid; is it damaged?"));
   }
   DocumentIndex index;
   index.end_token_ = header.end_token;
@@ -201,7 +201,7 @@ absl::Status DocumentIndex::CheckCorpus(const TokenCorpus& corpus,
   if (num_tokens() != corpus.num_tokens()) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, ": is of ", num_tokens(), " tokens, the corpus has ",
-                     corpus.num_tokens(), "; build it anew"));
+                     corpus.num_tokens(), "; build it again"));
   }
   if (end_token_ < 0) return absl::OkStatus();
   // There is an end token between documents, on one side or the other.
@@ -215,7 +215,7 @@ absl::Status DocumentIndex::CheckCorpus(const TokenCorpus& corpus,
     if (token == end_token_) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         path, ": is of other data: ", corpus.Describe(at), " is ", token,
-        ", expected the end-of-text token ", end_token_, "; build it anew"));
+        ", expected the end-of-text token ", end_token_, "; build it again"));
   }
   return absl::OkStatus();
 }

@@ -208,6 +208,13 @@ void Free(int x) {
 class Race(unittest.TestCase):
     def test_is_what_the_results_say(self):
         self.assertEqual(race.picture(ROOT), read(race.PICTURE), AGAIN)
+        self.assertEqual(race.gpu_picture(ROOT), read(race.GPU_PICTURE), AGAIN)
+
+    def test_axes_are_named(self):
+        self.assertIn("divided by the peer's (log scale)", race.picture(ROOT))
+        self.assertIn("milliseconds per step", race.gpu_picture(ROOT))
+        self.assertTrue(all(0 < ms < race.GPU_MOST_MS for _, times in race.gpu_times(ROOT)[1]
+                            for ms in times.values()))
 
     def test_shows_all_rows_beside_peers(self):
         ratios = race.ratios(ROOT)

@@ -1,9 +1,10 @@
 #!/usr/bin/python3
-"""Draws docs/race.svg: our steps beside those of the peers, on each machine.
+"""Draws the pictures of speed, one for each kind of machine.
 
-Shown are all trainings of benchmarks/results/*.md that are beside a peer's: the
-ratio of speeds with its 95 % interval, as the tables have it; nothing else and
-nothing left out. `docs/generate/update` calls it.
+docs/race.svg shows all trainings of benchmarks/results/*.md that are beside a peer's,
+on CPUs: the ratio of speeds with its 95 % interval, as the tables have it; nothing
+else and nothing left out. docs/race_gpu.svg shows the times of a step in the table of
+docs/benchmarks.md, "On a GPU". `docs/generate/update` calls it.
 """
 
 import collections
@@ -15,6 +16,9 @@ import sys
 import xml.sax.saxutils
 
 PICTURE = "docs/race.svg"
+GPU_PICTURE = "docs/race_gpu.svg"
+GPU_PAGE = "docs/benchmarks.md"
+GPU_MOST_MS = 130.0
 RESULTS = "benchmarks/results"
 PEERS = ("PyTorch", "DeepSpeed")
 WIDTH, LEFT, RIGHT, LINE, TOP = 860, 392, 110, 20, 92
@@ -28,6 +32,9 @@ STYLE = """
   text { font: 12px system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', sans-serif; fill: #1f2328; }
   .title { font-size: 16px; font-weight: 600; }
   .small { font-size: 11px; fill: #59636e; }
+  .number { font-size: 11px; }
+  .number tspan { stroke: none; }
+  .peer { fill: #8c959f; }
   .work { font-weight: 600; }
   .grid { stroke: #d1d9e0; stroke-width: 1; }
   .one { stroke: #59636e; stroke-width: 1.5; }
@@ -94,8 +101,23 @@ def text(x, y, words, kind="", anchor="start"):
         xml.sax.saxutils.escape(words))
 
 
+def medians(measured, machines, y):
+    """The numbers of a line, at the right, each in the colour of its machine."""
+    spans = ('<tspan class="m%d">%.2f×</tspan>' % (machines.index(r.machine), r.median)
+             for r in measured)
+    return '<text x="%.1f" y="%.1f" class="number" text-anchor="end">%s</text>' % (
+        WIDTH - 16, y, "  ".join(spans))
+
+
+def svg(height, title, body):
+    return "\n".join(
+        ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" '
+         'role="img">' % (WIDTH, height, WIDTH, height),
+         "<title>%s</title>" % title, "<style>%s</style>" % STYLE, *body, "</svg>"]) + "\n"
+
+
 def picture(root):
-    """Returns the SVG."""
+    """Returns the SVG of the CPUs."""
     found = ratios(root)
     machines = list(dict.fromkeys(r.machine for r in found))
     if not found or len(machines) > len(MARKS):
@@ -118,34 +140,72 @@ def picture(root):
                 out.append('<path class="whisker m%d" d="M%.1f %.1fH%.1f"/>' % (
                     which, x_of(r.low), at, x_of(r.high)))
                 out.append(mark(which, x_of(r.median), at))
-            out.append(text(WIDTH - 16, y + 4, ", ".join(
-                "%.3f" % r.median for r in measured), "small", "end"))
+            out.append(medians(measured, machines, y + 4))
     bottom = y + LINE
     grid = ['<path class="%s" d="M%.1f %dV%d"/>%s' % (
         "one" if tick == 1 else "grid", x_of(tick), TOP + 4, bottom,
         text(x_of(tick), bottom + 15, "as fast" if tick == 1 else "%g×" % tick,
              "small", "middle")) for tick in TICKS]
     dates = sorted({r.date for r in found})
-    head = [text(16, 24, "Speed of training steps: Tessera over the peers, two ranks on two CPUs",
+    head = [text(16, 24, "CPU ranks: speed of a training step, Tessera relative to the peers",
                  "title")]
     for which, machine in enumerate(machines):
         head.append(mark(which, 22, 42 + 17 * which))
         head.append(text(34, 46 + 17 * which, machine, "small"))
-    foot = text(16, bottom + 38, "Medians and 95 %% intervals of 15 rounds in turns, as in "
-                "benchmarks/results of %s to %s; all trainings there beside a peer." % (
-                    dates[0], dates[-1]), "small")
-    return "\n".join(
-        ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" '
-         'role="img">' % (WIDTH, bottom + 52, WIDTH, bottom + 52),
-         "<title>Speed of training steps, Tessera over PyTorch's DDP, FSDP and DeepSpeed</title>",
-         "<style>%s</style>" % STYLE, *head, *grid, *out, foot, "</svg>"]) + "\n"
+    axis = text((x_of(1) + x_of(TICKS[-1])) / 2, bottom + 33,
+                "Tessera's tokens/s divided by the peer's (log scale)", "small", "middle")
+    foot = text(16, bottom + 55, "Two ranks, one thread each. Medians and 95 %% intervals of 15 "
+                "rounds, %s to %s; every result beside a peer." % (dates[0], dates[-1]),
+                "small")
+    return svg(bottom + 69, "Speed of training steps, Tessera over PyTorch's DDP, FSDP and DeepSpeed",
+               [*head, *grid, *out, axis, foot])
+
+
+def gpu_times(root):
+    """[(what, {engine: milliseconds})] of the table of the GPU."""
+    with open(os.path.join(root, GPU_PAGE), encoding="utf-8") as file:
+        section = re.search(r"(?s)\n## On a GPU\n(.*?)\n## ", file.read())[1]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")]
+            for line in re.findall(r"(?m)^\|.*\|$", section)]
+    engines = rows[0][1:]
+    return rows[0][0], [(row[0].replace(", ms", ""), dict(zip(engines, map(float, row[1:]))))
+                        for row in rows if row[0].endswith(", ms")]
+
+
+def gpu_picture(root):
+    """Returns the SVG of the GPU: bars of milliseconds, from zero."""
+    model, groups = gpu_times(root)
+    names = {"plain": "plain libtorch, autocast", "stage 0": "Tessera, stage 0",
+             "stage 3": "Tessera, stage 3", "FSDP2": "FSDP2, eager"}
+    left, y, out = 190, 40, []
+    scale = (WIDTH - left - 80) / GPU_MOST_MS
+    for what, times in groups:
+        y += LINE + 6
+        out.append(text(16, y, what[0].upper() + what[1:], "work"))
+        for engine, ms in times.items():
+            y += LINE
+            out.append(text(30, y, names[engine], "small"))
+            out.append('<rect class="%s" x="%d" y="%d" width="%.1f" height="13" rx="2"/>' % (
+                "m0" if engine.startswith("stage") else "peer", left, y - 10, ms * scale))
+            out.append(text(left + ms * scale + 6, y, "%.1f" % ms, "small"))
+    y += 14
+    grid = ['<path class="grid" d="M%.1f 56V%d"/>%s' % (
+        left + ms * scale, y, text(left + ms * scale, y + 15, "%d" % ms, "small", "middle"))
+            for ms in range(0, 121, 20)]
+    head = text(16, 24, "One NVIDIA H200: time of a training step (shorter is better)", "title")
+    axis = text(left + 60 * scale, y + 33, "milliseconds per step", "small", "middle")
+    foot = text(16, y + 55, "GPT of %s, bf16, one rank; medians of four rounds. At 2 x 1024 "
+                "tokens all wait for the host." % model, "small")
+    return svg(y + 69, "Time of a training step on one NVIDIA H200",
+               [head, *grid, *out, axis, foot])
 
 
 def main():
     root = sys.argv[1] if len(sys.argv) > 1 else "."
-    with open(os.path.join(root, PICTURE), "w", encoding="utf-8") as file:
-        file.write(picture(root))
-    print(PICTURE)
+    for path, made in ((PICTURE, picture), (GPU_PICTURE, gpu_picture)):
+        with open(os.path.join(root, path), "w", encoding="utf-8") as file:
+            file.write(made(root))
+        print(path)
 
 
 if __name__ == "__main__":

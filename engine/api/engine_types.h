@@ -1,5 +1,5 @@
-// What Engine's calls take and give: options, reports, state dicts. Users get
-// them with engine/engine.h.
+// Arguments and results of Engine's calls: options, reports, state dicts. Users
+// get them with engine/engine.h.
 #ifndef ENGINE_API_ENGINE_TYPES_H_
 #define ENGINE_API_ENGINE_TYPES_H_
 
@@ -68,7 +68,7 @@ struct EngineOptions {
   // over; unset: it stays where it is. Not for modules of ConstructSharded,
   // which are on the CPU.
   std::optional<at::Device> device;
-  // Modules that are units of their own, and modules that are never parted,
+  // Modules that are units of their own, and modules that are never split,
   // besides those that the configuration names (sharding.unit_classes,
   // zero_optimization.leaf_module). `path` is that of named_modules(). They
   // must be identical on all ranks.
@@ -76,7 +76,7 @@ struct EngineOptions {
                                              absl::string_view path)>;
   ModulePredicate is_unit;
   ModulePredicate is_leaf;
-  // Modules whose forward is computed again in backward, besides those that
+  // Modules whose forward is recomputed in backward, besides those that
   // activation_checkpointing.units names.
   ModulePredicate is_recomputed;
   // Groups besides those of the configuration (optimizer.param_groups); a
@@ -96,35 +96,34 @@ struct EngineOptions {
   // the values do not matter). It is run on tensors without memory, a few
   // times, by each rank. Create plans with it, and so finds what the
   // configuration leaves to "auto": stage, micro-batch, and whether activations
-  // are computed again (engine/plan/auto_choice.h). Null: the stage is found
+  // are recomputed (engine/plan/auto_choice.h). Null: the stage is found
   // from model states alone, and the rest cannot be.
   std::function<at::Tensor(int64_t samples)> planned_loss;
   // A checkpoint, or a folder of them (CheckpointManager's). If as many ranks
-  // trained it, what is left to "auto" becomes what it was trained with, so
-  // that a resumed run makes the same choices. It is no error if nothing is
-  // there. Rank 0 reads it.
+  // trained it, "auto" resolves to the values that it was trained with, so that
+  // a resumed run makes the same choices. A missing checkpoint is not an error.
+  // Rank 0 reads it.
   std::string resume_from;
   // The program's own writers of metrics, besides those that the configuration
   // enables: each gets what these get, once per step (docs/monitoring.md).
-  // Rank 0's are used; other ranks need not have any. An error of one is
-  // logged once, and training goes on.
+  // Rank 0's are used; other ranks need not have any. An error of one is logged
+  // once, and training continues.
   std::vector<std::shared_ptr<MetricsWriter>> metrics_writers;
 };
 
 struct BackwardOptions {
   // Number of samples that the loss is the mean of, where ranks have unequal
   // numbers: the step's gradient is then the mean over all samples of all ranks
-  // and micro-batches. It only weighs: its size scales nothing (docs/guide.md,
-  // "What scales a gradient"). 0: this rank has no data left; it takes part
-  // with any batch (gathers need it) and its gradients count as zero, whatever
-  // they are. All ranks give a weight, in all micro-batches of a step, or none
-  // does.
+  // and micro-batches. Only the ratio of weights matters (docs/guide.md, "What
+  // scales a gradient"). 0: this rank has no data left; it takes part with any
+  // batch (gathers need it) and its gradients count as zero, whatever they are.
+  // All ranks give a weight, in all micro-batches of a step, or none does.
   std::optional<double> weight;
   // Another loss of the same micro-batch follows before Step: their gradients
   // add up, each loss divided by the accumulation count. With weights their
   // samples count once, so all have the same weight. Without accumulation every
   // Backward before a Step is one of its losses, and this says nothing; except
-  // with weights, where one that this does not join to the one before is a
+  // with weights, where one that this does not join to the previous one is a
   // micro-batch of its own.
   bool more_losses = false;
   // Keeps the graph, for another Backward through it.
@@ -136,7 +135,7 @@ struct BackwardOptions {
   bool add_outside = false;
 };
 
-// What updates of offloaded states did on this rank.
+// Updates of offloaded states on this rank.
 struct OffloadReport {
   int64_t bytes_read = 0, bytes_written = 0;  // to and from nvme
   // Time with at least one request of that kind under way.
@@ -146,18 +145,18 @@ struct OffloadReport {
   absl::Duration computing, stalled;
   // Units that were stepped before Step was called
   // (sharding.offload.early_step); on a device, which decides later, those of
-  // the step before.
+  // the previous step.
   int64_t early_units = 0;
 };
 
-// What became of the last optimizer step.
+// The outcome of the last optimizer step.
 struct StepReport {
   // A gradient was not finite (fp16, bf16.check_grad_overflow): nothing was
   // changed, and Engine::step() is what it was. precision.max_skipped_in_a_row
   // of them are an error of Step.
   bool skipped = false;
   int64_t skipped_steps = 0;  // so far, those before a checkpoint included
-  double loss_scale = 1;      // that its losses were multiplied with
+  double loss_scale = 1;      // by which its losses were multiplied
   double learning_rate = 0;   // of this step; 0 without an optimizer
   // Rate and norms of each group, "default" (parameters in no other group)
   // first.
@@ -183,7 +182,7 @@ struct StepReport {
   // Recomputation in the step's forwards; empty without
   // activation_checkpointing.units.
   RecomputeReport recompute;
-  // Offloaded updates since the step before; of this step's own update it has
+  // Offloaded updates since the previous step; of this step's own update it has
   // what was done when Step returned. Empty without offload.
   OffloadReport offload;
   // Peak memory of the process from the end of the previous optimizer step (or
@@ -225,7 +224,7 @@ struct ParameterShard {
 struct SummonOptions {
   // Only rank 0 holds the parameters whole; what it writes becomes all ranks'.
   bool rank0_only = false;
-  // false: what was written is taken back.
+  // false: all writes are discarded.
   bool writeback = true;
 };
 
@@ -254,9 +253,9 @@ struct SaveOptions {
   // ranks are ready to write; if the save fails after that, the folder has
   // none.
   bool replace = false;
-  // Text of what manages the run (CheckpointManager's best metric), identical
-  // on all ranks: LoadCheckpointReport::manager_state gives it back. Programs
-  // use client_state.
+  // The state of the CheckpointManager (its best metric) as text, identical on
+  // all ranks; LoadCheckpointReport::manager_state returns it. Programs use
+  // client_state.
   std::string manager_state;
   // The time by which the checkpoints of a run are ordered, in microseconds
   // since 1970, as rank 0 gives it; 0: now, by rank 0's clock.
@@ -280,9 +279,8 @@ struct LoadCheckpointOptions {
   // one that it does not have ("-") stays. Transposing is not supported here.
   NameMap names;
   // Every parameter and buffer (of `only`) must be in the checkpoint, which
-  // must have no others (unless `only` says what is looked at). false: what
-  // only one of the two has is left alone, and named in the report. DeepSpeed:
-  // load_module_strict.
+  // must have no others (unless `only` is set). false: what only one of the two
+  // has is left alone, and named in the report. DeepSpeed: load_module_strict.
   bool strict = true;
 };
 struct LoadCheckpointReport {
@@ -301,11 +299,11 @@ struct LoadSafetensorsOptions {
   // must have no others. false: what only one of the two has is left alone, and
   // named in the report.
   bool strict = true;
-  // The file's names are this and then the module's ("model."); what begins
-  // otherwise is not looked at.
+  // The file's names are this and then the module's ("model."); other names are
+  // ignored.
   std::string prefix;
-  // What the file calls a parameter or buffer of the module, without the
-  // prefix; "" for one that is not to be loaded. Null: what `names` say.
+  // Returns the file's name of a parameter or buffer of the module, without the
+  // prefix; "" for one that is not loaded. Null: `names` decides.
   std::function<std::string(absl::string_view name)> file_name;
   // Rules for the file's names; they may also say that a matrix is transposed
   // there.
@@ -321,7 +319,7 @@ struct SaveSafetensorsOptions {
   // The dtype of floating-point numbers in the files: "fp32" or "bf16", rounded
   // to nearest; "": as masters and buffers have them.
   std::string dtype;
-  // What the files call the module's tensors.
+  // Rules for the names of the module's tensors in the files.
   NameMap names;
   int64_t max_file_bytes = 5'000'000'000;  // a larger tensor has its own file
 };

@@ -30,16 +30,17 @@ absl::Status CheckRateAlone(const proto::Config& config,
   if (config.scheduler().params().cycle_momentum()) {
     return absl::UnimplementedError(
         absl::StrCat("scheduler.params.cycle_momentum: the optimizer '", name,
-                     "' has its momentum from elsewhere; set it to false"));
+                     "' does not take its momentum from the configuration; set "
+                     "it to false"));
   }
   const proto::Optimizer& optimizer = config.optimizer();
   if (SetsNothing(optimizer.params()) && optimizer.no_decay() != "auto") {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "optimizer: of options the optimizer '", name,
-      "' reads lr alone, so leave others of params, and no_decay, out: they "
-      "are for who makes it to say"));
+      "optimizer: the optimizer '", name,
+      "' reads only lr from the configuration; leave out the other params and "
+      "no_decay, and set them in the factory"));
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ absl::Status EngineLife::CheckOpen() const {
   if (!half_stepped_) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "called between Backward and Step: with sharding.step_in_backward units "
-      "are stepped already, and their gradients gone; call Step before, or "
+      "are stepped already, and their gradients gone; call Step first, or "
       "leave that key out");
 }
 
@@ -29,14 +29,14 @@ absl::Status EngineLife::CheckUsable() const {
 absl::Status EngineLife::CheckNotAveraged() const {
   if (!averaged_) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      "the parameters are their averages; call Engine::SwapOutAverages before");
+      "the parameters are their averages; call Engine::SwapOutAverages first");
 }
 
 absl::Status EngineLife::CheckNotSummoned() const {
   if (summoned_.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("[", (*summoned_.begin())->name(),
-                   "] a scope of Engine::Summon is open; Close() it before"));
+                   "] a scope of Engine::Summon is open; Close() it first"));
 }
 
 void EngineLife::Lose(const absl::Status& status) {
@@ -44,8 +44,8 @@ void EngineLife::Lose(const absl::Status& status) {
       status.code(),
       absl::StrCat(
           status.message(),
-          " (so the model's states are neither those of before nor "
-          "those of after: go on from a checkpoint, in a new engine)")));
+          " (so the model's states are neither the old nor the new ones: "
+          "continue from a checkpoint, in a new engine)")));
 }
 
 }  // namespace tessera

@@ -53,7 +53,8 @@ class Optimization {
     }
     return absl::FailedPreconditionError(
         "Step: no rank had data (every weight of the step is 0); ask "
-        "Engine::AnyRankHasData before a forward, and call ZeroGrad to go on");
+        "Engine::AnyRankHasData before a forward, and call ZeroGrad to "
+        "continue");
   }
   // Drops the step's gradients and forgets their weights. REQUIRES: gradients.
   // LOCAL.

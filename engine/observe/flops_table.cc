@@ -93,7 +93,7 @@ std::string FlopsTable(const FlopCounts& counts, double seconds,
       Line(
           "forward FLOPS per rank",
           seconds > 0 ? absl::StrCat(Short(forward / seconds), "FLOP/s") : "-"),
-      Line("FLOPs of a step per rank (3 forwards, and what is computed again)",
+      Line("FLOPs of a step per rank (3 forwards, and recomputation)",
            Short(step)));
   Rows top(
       units.begin(),

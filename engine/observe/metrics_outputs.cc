@@ -69,8 +69,8 @@ void MetricsOutputs::Warn(const absl::Status& status, Writer* of) {
   if (status.ok() || of->warned) return;
   of->warned = true;
   TESSERA_LOG(WARNING) << "metrics: " << status.message()
-                       << "; training goes on, and so do tries to write (this "
-                          "is said once)";
+                       << "; training continues, and each step tries to write "
+                          "again (logged once)";
 }
 
 void MetricsOutputs::Write(const StepMetrics& metrics) {

@@ -17,7 +17,7 @@ namespace tessera {
 
 // Where a step's time went, in seconds of the host's clock.
 struct StepTimes {
-  double step = 0;      // from the end of the step before to its own
+  double step = 0;      // from the end of the previous step to its own
   double forward = 0;   // from the end of a Backward or Step to a Backward
   double backward = 0;  // in Backward
   // The part of `backward` in autograd; the rest is waiting for reductions that

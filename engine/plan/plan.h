@@ -95,7 +95,7 @@ struct StagePlan {
   // micro-batches), with ring algorithms. Nothing is gathered where the ranks
   // of a host share their working copy.
   int64_t sent_bytes = 0;
-  // What one rank reads from its disk and writes to it in a step.
+  // Bytes that one rank reads from its disk and writes to it in a step.
   OffloadTraffic disk;
   StepSeconds seconds;  // per step, as configured; 0 without rates
   int64_t units = 0;    // flat parameters

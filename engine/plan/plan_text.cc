@@ -103,7 +103,7 @@ std::string Verdict(const PlanReport& report) {
   for (const StagePlan& stage : report.stages) {
     if (stage.recomputed_peak.total() > report.memory_bytes) continue;
     return absl::StrCat("no stage fits, but stage ", stage.stage,
-                        " would if units were computed again in backward");
+                        " would if units were recomputed in backward");
   }
   return "no stage fits: use more ranks, a 16-bit dtype or smaller "
          "micro-batches";

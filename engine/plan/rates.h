@@ -48,7 +48,7 @@ struct Rates {
 // one host. Returns rank 0's figures on all ranks. COLLECTIVE. Errors are those
 // of collectives.
 absl::StatusOr<Rates> MeasureRates(Communicator* comm);
-// Measures and sets the disk's rates: each rank moves some 64 MiB there and
+// Measures and sets the disk's rates: each rank moves about 64 MiB there and
 // back, as offload does, all at the same time. The file is removed by the end
 // of the call. The figures are the slowest rank's, on all ranks. COLLECTIVE.
 // Errors are the disk's, and those of collectives.

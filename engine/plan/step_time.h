@@ -39,7 +39,7 @@ struct StepTraffic {
   int64_t publications = 0, published_bytes = 0;
 };
 
-// What a rank reads from a disk and writes to it in a step.
+// Bytes that a rank reads from a disk and writes to it in a step.
 struct OffloadTraffic {
   int64_t read = 0, written = 0;  // bytes
 };

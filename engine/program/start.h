@@ -1,4 +1,4 @@
-// What the main function of a program needs: Start (flags, configuration and
+// For the main function of a program: Start (flags, configuration and
 // ranks), SeedAll, and TESSERA_MAIN (errors and exit codes).
 //
 //   absl::Status Run(int argc, char** argv) {
@@ -47,7 +47,7 @@ struct StartOptions {
   ConfigOverrides set;
   AutoValues auto_values;       // for what the configuration leaves "auto"
   bool ignore_unknown = false;  // unknown keys are notes (LoadConfig)
-  // Init's options; the configuration's communication section goes before them.
+  // Init's options; the configuration's communication section overrides them.
   WorldOptions world;
   // Words that are no flags stay in argv. False: they are errors.
   bool positional = false;

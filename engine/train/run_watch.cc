@@ -130,8 +130,8 @@ void RunWatch::Tell(double loss, int64_t step) {
                    "too")
       << ": look for the first batch, or operator, whose values are not "
          "finite, "
-         "lower the learning rate or clip gradients, and go on from a "
-         "checkpoint before it (this is said once)";
+         "lower the learning rate or clip gradients, and continue from a "
+         "checkpoint before it (logged once)";
 }
 
 // It looks at the first graph alone: that takes a microsecond a node.
@@ -147,8 +147,9 @@ void RunWatch::TellUnordered(const at::Tensor& loss) {
       << loss.device()
       << ", so runs, stages and numbers of ranks may differ in the last bits; "
          "\"on\" "
-         "gives the same bits (with a slower attention), \"off\" is for who "
-         "needs none (this is said once)";
+         "gives the same bits (with a slower attention), \"off\" is for "
+         "programs "
+         "that do not need this (logged once)";
 }
 
 void RunWatch::TellNarrow(const at::Tensor& loss) {
@@ -162,7 +163,7 @@ void RunWatch::TellNarrow(const at::Tensor& loss) {
       << (bf16 ? 32 : 256)
       << "), so logs, a schedule that follows it, and its gradient are that "
          "coarse; compute it in float32: logits.to(at::kFloat) before the loss "
-         "(this is said once)";
+         "(logged once)";
 }
 
 bool RunWatch::names_next() const {
@@ -203,7 +204,7 @@ absl::Status RunWatch::AddOutcome(const StepReport& report, int64_t steps_done,
                                     " in a row end the run "
                                     "(precision.max_skipped_in_a_row)")
                      : "")
-        << " (this is said once)";
+        << " (logged once)";
   }
   if (most == 0 || skipped_in_a_row_ < most) return absl::OkStatus();
   return absl::OutOfRangeError(absl::StrCat(
@@ -214,7 +215,7 @@ absl::Status RunWatch::AddOutcome(const StepReport& report, int64_t steps_done,
       "more (after step ",
       steps_done,
       "): look for the first loss that is not finite, lower the learning rate "
-      "or clip gradients, and go on from a checkpoint before it; "
+      "or clip gradients, and continue from a checkpoint before it; "
       "precision.max_skipped_in_a_row is how many are allowed"));
 }
 
@@ -230,8 +231,7 @@ void RunWatch::AddRate(int64_t steps_done) {
       << " steps: CosineAnnealingLR has been at its lowest after step " << *last
       << ", as in torch; make scheduler.params.T_max the number of steps of "
          "the "
-         "whole run, or set scheduler.params.after to \"hold\" (this is said "
-         "once)";
+         "whole run, or set scheduler.params.after to \"hold\" (logged once)";
 }
 
 bool RunWatch::HasGradients() const {

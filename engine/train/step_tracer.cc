@@ -41,7 +41,7 @@ std::string HostName() {
 void Warn(const absl::Status& status) {
   if (status.ok()) return;
   TESSERA_LOG(WARNING) << "trace: " << status.message()
-                       << "; training goes on without the file";
+                       << "; training continues without the file";
 }
 
 // The rank in "trace.rank7.json" or "kineto.rank7.json"; -1 in another name.

@@ -47,14 +47,14 @@ absl::StatusOr<std::vector<size_t>> FlatsOf(
     if (found == flat_of.end()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "tensor ", i,
-          " is no parameter that this engine shards: expected "
+          " is not a parameter that this engine shards: expected "
           "the module's own tensors, not views or copies of them"));
     }
     if (guard.life().summoned(all[found->second].get())) {
       return absl::FailedPreconditionError(absl::StrCat(
           "[", all[found->second]->name(),
-          "] the unit is in another scope of Engine::Summon; Close() that one "
-          "before"));
+          "] the unit is in another scope of Engine::Summon; Close() that "
+          "one first"));
     }
     flats.push_back(found->second);
   }
@@ -228,7 +228,7 @@ Summoned::~Summoned() {
     TESSERA_LOG(ERROR)
         << "[" << flats_[0]->name()
         << "] a scope of Engine::Summon ended without Close(): what was "
-           "written into its parameters is taken back";
+           "written into its parameters is discarded";
   }
   Drop();
 }

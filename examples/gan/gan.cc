@@ -15,11 +15,13 @@
 #include "engine/tessera.h"
 #include "torch/torch.h"
 
-ABSL_FLAG(std::string, generator, "examples/gan/generator.json", "JSON.");
-ABSL_FLAG(std::string, critic, "examples/gan/critic.json", "JSON.");
-ABSL_FLAG(int64_t, steps, 1000, "Of each of the two.");
-ABSL_FLAG(std::string, save, "", "A folder: both are saved there at the end.");
-ABSL_FLAG(std::string, resume, "", "A folder: where --save wrote.");
+ABSL_FLAG(std::string, generator, "examples/gan/generator.json",
+          "Configuration of the generator.");
+ABSL_FLAG(std::string, critic, "examples/gan/critic.json",
+          "Configuration of the critic.");
+ABSL_FLAG(int64_t, steps, 1000, "Steps of each of the two.");
+ABSL_FLAG(std::string, save, "", "Folder for checkpoints of both at the end.");
+ABSL_FLAG(std::string, resume, "", "Folder that --save wrote.");
 
 namespace nn = torch::nn;
 

@@ -95,11 +95,11 @@ def page(run, reports):
         "# Losses at stages 0 to 3", "",
         "Written by `examples/gpt/curves.py bazel-bin/examples/gpt/train --run "
         "full --out docs`.", "",
-        "A GPT of %(layers)d layers of width %(dim)d that sees %(seq)d bytes, on "
-        "the King James Bible," % sizes,
-        "%d ranks, `%s` with its rate going down over %d steps. All stages have "
+        "A GPT of %(layers)d layers of width %(dim)d with a context of %(seq)d "
+        "bytes, on the King James Bible," % sizes,
+        "%d ranks, `%s` with a rate that decays over %d steps. All stages have "
         "the same" % (WORLD, CONFIG, run["steps"]),
-        "losses, to the last bit, at each step: the curve is that of all four.",
+        "losses, to the last bit, at every step: the curve shows all four.",
         "", "![losses by step](curves.svg)", "",
         "| step | loss at stages 0, 1, 2 and 3 | bits |", "|---:|---:|---|",
     ]
@@ -109,12 +109,12 @@ def page(run, reports):
                      (step, losses[step - 1], reports[0]["losses"][step - 1]))
     held = float.fromhex(reports[0]["held_out_loss"])
     lines += [
-        "", "Loss of %d samples that are not trained on: %.4f nats per byte "
-        "(%s) at every stage; stated, and" %
+        "", "The loss of %d held-out samples is %.4f nats per byte (%s) at "
+        "every stage. The program" %
         (run["held_out"], held, reports[0]["held_out_loss"]),
-        "checked where this page is written: at most %.1f. "
-        "`//examples/gpt:curves_test` has a shorter run," % run["bound"],
-        "%d steps of a smaller model, with at most %.1f." %
+        "that writes this page checks that it is at most %.1f. "
+        "`//examples/gpt:curves_test` makes a shorter run," % run["bound"],
+        "%d steps of a smaller model, and checks %.1f." %
         (RUNS["short"]["steps"], RUNS["short"]["bound"]), ""
     ]
     return "\n".join(lines)

@@ -9,41 +9,42 @@
 #include "absl/strings/string_view.h"
 #include "base/status.h"
 
-ABSL_FLAG(std::string, data, "", "The text: any file.");
+ABSL_FLAG(std::string, data, "", "Text to train on: any file.");
 ABSL_FLAG(int64_t, held_out, TrainFlags().held_out,
           "Samples at the end of the text that are not trained on; their loss "
           "after --steps is reported.");
 ABSL_FLAG(bool, ignore_unknown, false,
-          "Unknown keys of --config are ignored, with a warning each.");
+          "Ignore unknown keys of --config, with a warning each.");
 ABSL_FLAG(int64_t, stage, -1, "ZeRO stage, 0 to 3; -1: the config's.");
 ABSL_FLAG(std::string, dtype, "",
-          "fp32, bf16 or fp16, instead of the config's.");
+          "fp32, bf16 or fp16; by default the config's.");
 ABSL_FLAG(int64_t, steps, TrainFlags().steps, "Steps to train.");
 ABSL_FLAG(uint64_t, seed, TrainFlags().seed,
-          "Of the initial values, the data's order, the sample.");
-ABSL_FLAG(std::string, save, "",
-          "A folder: write the sharded state there after --steps.");
+          "Seed of initial values, data order and sample.");
+ABSL_FLAG(std::string, save, "", "Folder for the sharded state after --steps.");
 ABSL_FLAG(int64_t, after, TrainFlags().after,
-          "Steps to train after --save; each one's loss is reported.");
-ABSL_FLAG(std::string, resume, "", "A folder: start from what --save wrote.");
+          "Steps to train after --save; the loss of each is reported.");
+ABSL_FLAG(std::string, resume, "", "Folder that --save wrote, to start from.");
 ABSL_FLAG(int64_t, sample, TrainFlags().sample.count,
-          "Bytes that the model writes at the end.");
+          "Number of bytes to generate at the end.");
 ABSL_FLAG(std::string, prompt, TrainFlags().prompt,
           "Text that --sample continues.");
 ABSL_FLAG(double, temperature, TrainFlags().sample.temperature,
-          "Of --sample; 0 takes the likeliest byte each time.");
+          "Temperature of --sample; 0 takes the most likely byte each time.");
 ABSL_FLAG(int64_t, dim, GptOptions().dim(), "Width of the model.");
-ABSL_FLAG(int64_t, layers, GptOptions().layers(), "Blocks.");
-ABSL_FLAG(int64_t, heads, GptOptions().heads(), "Heads of attention.");
+ABSL_FLAG(int64_t, layers, GptOptions().layers(),
+          "Number of transformer blocks.");
+ABSL_FLAG(int64_t, heads, GptOptions().heads(), "Number of attention heads.");
 ABSL_FLAG(int64_t, seq, GptOptions().seq(), "Bytes of context.");
-ABSL_FLAG(double, dropout, GptOptions().dropout(), "Share that is dropped.");
+ABSL_FLAG(double, dropout, GptOptions().dropout(), "Dropout probability.");
 ABSL_FLAG(bool, chunked_loss, TrainFlags().chunked_loss,
-          "Compute the loss by tessera::LinearCrossEntropy, which holds the "
-          "logits of a few tokens at a time: other bits, less memory where the "
-          "vocabulary is large.");
-ABSL_FLAG(bool, json, false,
-          "End with one line of JSON on stdout, the rest on stderr.");
-ABSL_FLAG(bool, quiet, false, "No progress.");
+          "Compute the loss with tessera::LinearCrossEntropy, which holds the "
+          "logits of a few tokens at a time: less memory for a large "
+          "vocabulary, different bits.");
+ABSL_FLAG(
+    bool, json, false,
+    "End with one line of JSON on stdout; everything else goes to stderr.");
+ABSL_FLAG(bool, quiet, false, "Print no progress.");
 
 namespace {
 

@@ -22,26 +22,29 @@
 #include "examples/text/train_step.h"
 
 ABSL_FLAG(std::string, model, "examples/llama/tiny.json",
-          "Hugging Face's config.json, or a folder that it is in: the sizes.");
+          "Hugging Face's config.json, or its folder: the model's sizes.");
 ABSL_FLAG(bool, load, false,
-          "The values, too, come from the safetensors files of the folder "
-          "--model; otherwise they are drawn.");
-ABSL_FLAG(std::string, data, "",
-          "Files of tokens, a pattern: llm.c's, or of --token_bytes each.");
+          "Load the weights from the safetensors files in the folder --model; "
+          "by default they are random.");
+ABSL_FLAG(
+    std::string, data, "",
+    "Pattern of token files: llm.c's format, or --token_bytes per token.");
 ABSL_FLAG(int64_t, token_bytes, 1,
-          "1: any text, a token for each byte; 2: nanoGPT's files; 4.");
-ABSL_FLAG(int64_t, steps, 100, "Optimizer steps, those of --checkpoints too.");
-ABSL_FLAG(int64_t, seq, 64, "Tokens that the model is given at once.");
-ABSL_FLAG(uint64_t, seed, 1, "Of drawn values, the data's order, the sample.");
+          "1: any text, one token per byte; 2: nanoGPT's files; 4: uint32.");
+ABSL_FLAG(int64_t, steps, 100,
+          "Optimizer steps, including those before a resume.");
+ABSL_FLAG(int64_t, seq, 64, "Tokens per sample.");
+ABSL_FLAG(uint64_t, seed, 1, "Seed of initial values, data order and sample.");
 ABSL_FLAG(std::string, checkpoints, "",
-          "A folder: goes on from the newest checkpoint in it, and saves one "
-          "every --every steps, at the end, and when told to end (SIGTERM).");
-ABSL_FLAG(int64_t, every, 100, "Steps from one checkpoint to the next.");
+          "Folder: continues from the newest checkpoint in it, and saves one "
+          "every --every steps, at the end, and on SIGTERM.");
+ABSL_FLAG(int64_t, every, 100, "Steps between checkpoints.");
 ABSL_FLAG(std::string, out, "",
-          "A folder: writes model.safetensors and config.json for "
-          "transformers' LlamaForCausalLM there.");
-ABSL_FLAG(int64_t, sample, 0, "Tokens that the model writes at the end.");
-ABSL_FLAG(std::string, prompt, "In the beginning ", "What they go on from.");
+          "Folder for model.safetensors and config.json, for transformers' "
+          "LlamaForCausalLM.");
+ABSL_FLAG(int64_t, sample, 0, "Number of tokens to generate at the end.");
+ABSL_FLAG(std::string, prompt, "In the beginning ",
+          "Text that --sample continues.");
 
 namespace {
 

@@ -21,22 +21,23 @@
 #include "examples/text/train_step.h"
 
 ABSL_FLAG(std::string, model, "",
-          "The base: a folder of config.json and safetensors files.");
+          "Base model: a folder with config.json and safetensors files.");
 ABSL_FLAG(std::string, data, "", "A text, any file; a token is a byte.");
-ABSL_FLAG(int64_t, steps, 100, "Optimizer steps, those of --resume too.");
-ABSL_FLAG(int64_t, seq, 64, "Tokens that the model is given at once.");
-ABSL_FLAG(uint64_t, seed, 1, "Of the adapters' values and the data's order.");
-ABSL_FLAG(int64_t, rank_of_adapters, 8, "peft's r.");
-ABSL_FLAG(double, alpha, 16, "peft's lora_alpha.");
+ABSL_FLAG(int64_t, steps, 100,
+          "Optimizer steps, including those before --resume.");
+ABSL_FLAG(int64_t, seq, 64, "Tokens per sample.");
+ABSL_FLAG(uint64_t, seed, 1, "Seed of the adapters and of the data order.");
+ABSL_FLAG(int64_t, rank_of_adapters, 8, "Rank of the adapters, peft's r.");
+ABSL_FLAG(double, alpha, 16, "Scale of the adapters, peft's lora_alpha.");
 ABSL_FLAG(std::string, targets, "q_proj,v_proj",
-          "Linears that have adapters, by the ends of their paths.");
-ABSL_FLAG(std::string, resume, "", "A folder that --save wrote.");
-ABSL_FLAG(std::string, save, "", "A folder for the whole sharded state.");
+          "Linear layers that get adapters, by the ends of their paths.");
+ABSL_FLAG(std::string, resume, "", "Folder that --save wrote.");
+ABSL_FLAG(std::string, save, "", "Folder for the sharded state.");
 ABSL_FLAG(std::string, adapters, "",
-          "A folder: adapter_model.safetensors and adapter_config.json, for "
+          "Folder for adapter_model.safetensors and adapter_config.json, for "
           "peft.");
 ABSL_FLAG(std::string, merged, "",
-          "A folder: the model with the adapters added to its weights.");
+          "Folder for the model with the adapters merged into its weights.");
 
 namespace {
 

@@ -23,11 +23,12 @@
 #include "loader/data_loader.h"
 #include "torch/torch.h"
 
-ABSL_FLAG(std::string, data, "", "A folder; none: images are made.");
-ABSL_FLAG(int64_t, images, 2000, "Of what is made.");
-ABSL_FLAG(int64_t, steps, 200, "In all; batches go on over epochs.");
-ABSL_FLAG(std::string, save, "", "A folder: where the end is saved.");
-ABSL_FLAG(std::string, resume, "", "A folder: where --save wrote.");
+ABSL_FLAG(std::string, data, "",
+          "Folder of MNIST's files; by default images are synthetic.");
+ABSL_FLAG(int64_t, images, 2000, "Number of synthetic images.");
+ABSL_FLAG(int64_t, steps, 200, "Optimizer steps, over any number of epochs.");
+ABSL_FLAG(std::string, save, "", "Folder for a checkpoint at the end.");
+ABSL_FLAG(std::string, resume, "", "Folder that --save wrote.");
 
 namespace nn = torch::nn;
 

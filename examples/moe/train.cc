@@ -17,11 +17,11 @@
 #include "examples/text/token_loader.h"
 #include "examples/text/train_step.h"
 
-ABSL_FLAG(std::string, data, "", "A text, any file; a token is a byte.");
+ABSL_FLAG(std::string, data, "", "Text file, one token per byte.");
 ABSL_FLAG(int64_t, steps, 100, "Optimizer steps.");
-ABSL_FLAG(int64_t, seq, 64, "Tokens that the model is given at once.");
-ABSL_FLAG(int64_t, experts, 8, "Experts per layer.");
-ABSL_FLAG(uint64_t, seed, 1, "Of the initial values and the data's order.");
+ABSL_FLAG(int64_t, seq, 64, "Tokens per sample.");
+ABSL_FLAG(int64_t, experts, 8, "Number of experts per layer.");
+ABSL_FLAG(uint64_t, seed, 1, "Seed of initial values and data order.");
 
 namespace {
 

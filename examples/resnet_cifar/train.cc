@@ -13,20 +13,24 @@
 #include "examples/vision/torch_arguments.h"
 
 ABSL_FLAG(std::string, data, "",
-          "The folder of CIFAR-10's binary version; none: images are made.");
-ABSL_FLAG(int64_t, images, TrainFlags().images, "Of what is made.");
-ABSL_FLAG(int64_t, epochs, TrainFlags().epochs, "In all.");
-ABSL_FLAG(int64_t, max_steps, 0, "Ends there, and saves, if it is not 0.");
-ABSL_FLAG(int64_t, width, TrainFlags().width, "Channels behind the stem.");
+          "Folder of CIFAR-10's binary version; by default images are "
+          "synthetic.");
+ABSL_FLAG(int64_t, images, TrainFlags().images, "Number of synthetic images.");
+ABSL_FLAG(int64_t, epochs, TrainFlags().epochs, "Number of epochs.");
+ABSL_FLAG(int64_t, max_steps, 0,
+          "Save and end after this many steps; 0: no limit.");
+ABSL_FLAG(int64_t, width, TrainFlags().width, "Channels after the stem.");
 ABSL_FLAG(bool, augment, true, "Random crops and mirrored images.");
 ABSL_FLAG(int32_t, workers, TrainFlags().workers,
-          "Threads of each rank that make batches.");
+          "Data loader threads per rank.");
 ABSL_FLAG(uint64_t, seed, TrainFlags().seed,
-          "Of initial values, order and crops.");
-ABSL_FLAG(std::string, save, "", "A folder, made or gone on with.");
+          "Seed of initial values, data order and crops.");
+ABSL_FLAG(std::string, save, "", "Folder for checkpoints.");
 ABSL_FLAG(double, save_minutes, TrainFlags().save_minutes,
-          "Between checkpoints; one is saved at the end, and on SIGTERM.");
-ABSL_FLAG(bool, resume, false, "From the newest checkpoint in --save.");
+          "Minutes between checkpoints; one is also saved at the end and on "
+          "SIGTERM.");
+ABSL_FLAG(bool, resume, false,
+          "Continue from the newest checkpoint in --save.");
 
 namespace {
 

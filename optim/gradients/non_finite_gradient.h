@@ -1,4 +1,4 @@
-// What a step's report says about a gradient that is not finite.
+// The report of a step about a gradient that is not finite.
 #ifndef OPTIM_GRADIENTS_NON_FINITE_GRADIENT_H_
 #define OPTIM_GRADIENTS_NON_FINITE_GRADIENT_H_
 
@@ -16,7 +16,7 @@ struct NonFiniteGradient {
   int64_t nan_numel = 0;
   int64_t infinite_numel = 0;
   // The ranks whose shards have such elements, as the unit is cut at stages 1
-  // to 3, also where each rank has all of it; the first of replicas.
+  // to 3, even if each rank has all of it; the first of replicas.
   std::vector<int> ranks;
 };
 

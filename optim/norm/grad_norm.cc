@@ -177,7 +177,7 @@ absl::Status ReplicasDiffer(int64_t first, int64_t group_size) {
       "Step: the reduced gradients of ", Ranks(first, first + group_size),
       " are not those of ", Ranks(0, group_size),
       ", whose replicas they are (sharding.shard_group_size ", group_size,
-      "): a collective gave other bits on other ranks; go on from a "
+      "): a collective gave other bits on other ranks; continue from a "
       "checkpoint"));
 }
 

@@ -34,7 +34,7 @@ absl::Status Summoning::BeginElsewhere(int rank) {
   flat_.blocked_ = absl::FailedPreconditionError(absl::StrCat(
       "[", flat_.name(), "] rank ", rank, " alone holds the unit whole, in an ",
       "Engine::Summon with rank0_only, and nobody can gather it meanwhile; ",
-      "Close() that scope before"));
+      "Close() that scope first"));
   return absl::OkStatus();
 }
 

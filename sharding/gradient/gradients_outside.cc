@@ -60,7 +60,7 @@ absl::Status Gradients::TakeOutside() {
             "Backward: parameter '", params[i].name,
             "' has a gradient that no Backward of this engine made (of a bare "
             "loss.backward(), of another engine's Backward, or .grad() was "
-            "set); call zero_grad() of the module before, which drops it, or "
+            "set); first call zero_grad() of the module, which drops it, or "
             "set BackwardOptions::add_outside, which adds it"));
       }
       params[i].tensor.mutable_grad().reset();

@@ -132,8 +132,8 @@ absl::Status PathPatterns::CheckMatched(const std::vector<std::string>& present,
     std::sort(nearest.begin(), nearest.end());
     if (nearest.size() > kShown) nearest.resize(kShown);
     return absl::InvalidArgumentError(
-        absl::StrCat(option_, ": '", pattern, "' is no parameter",
-                     of_modules ? " and no module" : "",
+        absl::StrCat(option_, ": '", pattern, "' is not a parameter",
+                     of_modules ? " or module" : "",
                      "; expected names as of named_parameters()",
                      of_modules ? " and named_modules()" : "", ", such as '",
                      absl::StrJoin(nearest, "', '",

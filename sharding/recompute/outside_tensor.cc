@@ -54,8 +54,8 @@ at::Tensor OutsideTensor::Value(const TensorPlace* place,
     return reader.empty()
                ? ""
                : absl::StrCat(" [", reader,
-                              "] It is read where activations are computed "
-                              "again; write to a clone() of it, or leave the "
+                              "] It is read when activations are recomputed; "
+                              "write to a clone() of it, or leave the "
                               "module out of activation_checkpointing.units");
   };
   TORCH_CHECK(IsUnchanged(), version_.Error(alias_), by());

@@ -20,9 +20,9 @@ struct RecomputeReport {
   // Modules whose activations have to be kept, since Create, as "[blocks.3]
   // why".
   std::vector<std::string> unable;
-  // What had other bits when it was computed again, and is kept while the rest
-  // of its module is given up, since Create, as "[blocks.3] keeps what has
-  // other bits when it is computed again: my::op (16 bytes)".
+  // Results that had other bits when they were recomputed, since Create, as
+  // "[blocks.3] keeps results that have other bits when they are recomputed:
+  // my::op (16 bytes)". They are kept; the rest of their module is given up.
   std::vector<std::string> held;
 };
 

@@ -122,8 +122,8 @@ absl::StatusOr<std::vector<int>> RecomputedUnits::Module::Agree(
   const auto differ = [](absl::string_view ranks) {
     return absl::DataLossError(
         absl::StrCat("runs other operators than ", ranks,
-                     ", and what they made has other bits when it is computed "
-                     "again"));
+                     ", and their results have other bits when they are "
+                     "recomputed"));
   };
   if (!all_do) {
     return !other.ok() || other->empty() ? other : differ("at first");
@@ -147,7 +147,7 @@ absl::StatusOr<std::vector<int>> RecomputedUnits::Module::Agree(
 void RecomputedUnits::Module::Tell(absl::string_view held) {
   std::string text = absl::StrCat(
       "[", name_,
-      "] keeps what has other bits when it is computed again: ", held);
+      "] keeps results that have other bits when they are recomputed: ", held);
   absl::MutexLock lock(&shared_->mutex);
   std::vector<std::string>& told = shared_->report.held;
   const bool known = std::any_of(

@@ -240,7 +240,7 @@ RecomputeReport RecomputedUnits::TakeReport() {
       shared_->options.budget_bytes == 0) {
     told_ = true;
     TESSERA_LOG(WARNING)
-        << "activation_checkpointing: nothing is computed again: the module "
+        << "activation_checkpointing: nothing is recomputed: the module "
            "whose forward is the last before Backward keeps its activations, "
            "and there is no other";
   }

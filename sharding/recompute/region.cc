@@ -177,8 +177,8 @@ absl::StatusOr<std::vector<int>> Region::Verify() {
       if (!seen.insert(memory).second) continue;
       if (FindOther(memory, restored[i]) == nullptr) continue;
       same = absl::DataLossError(
-          absl::StrCat("what ", tape_.MakerOf(memory),
-                       " made has other bits when it is computed again"));
+          absl::StrCat("the result of ", tape_.MakerOf(memory),
+                       " has other bits when it is recomputed"));
     }
   }));
   TESSERA_RETURN_IF_ERROR(same);

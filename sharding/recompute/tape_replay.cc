@@ -50,7 +50,7 @@ void Tape::Run(const Operator& op, std::vector<c10::Storage>* storages) const {
     TORCH_CHECK(t.defined() && result->place.SameAs(TensorPlace(t)), "[", name_,
                 "] operator ", operator_name,
                 " gave a tensor of other sizes when its activations were "
-                "computed again: ",
+                "recomputed: ",
                 t.sizes(), " instead of ", at::IntArrayRef(result->place.sizes),
                 "; leave the module out of activation_checkpointing.units");
     memory(result->memory) = t.storage();

@@ -1,4 +1,4 @@
-// What a trace computes nevertheless (sharding/trace/tracer.h).
+// Limits on the values that a trace computes (sharding/trace/tracer.h).
 #ifndef SHARDING_TRACE_TRACER_OPTIONS_H_
 #define SHARDING_TRACE_TRACER_OPTIONS_H_
 
@@ -7,10 +7,10 @@
 namespace tessera {
 
 struct TracerOptions {
-  // Results of at most so many bytes are computed, if the values that they
+  // Results of at most this many bytes are computed, if the values that they
   // depend on are known.
   int64_t known_bytes = 64 << 10;
-  // Arguments of at most so many bytes may be made, of zeros, to find out the
+  // Arguments of at most this many bytes may be made, of zeros, to find out the
   // sizes of an operator's results.
   int64_t compute_bytes = 16 << 20;
   // Other floating arguments of operators follow the parameters' dtype, as by

@@ -83,20 +83,21 @@ TESSERA_RANK_FUNCTION(TrainByWhatSavesCost) {
 TEST_F(CheckpointManagerTest, SavesAsOftenAsFailuresAndItsCostSay) {
   EXPECT_THAT(
       RunOnRanks(2, "TrainByWhatSavesCost", absl::StrCat(dir_, "\n8")),
-      Each("no checkpoint saved; 5 saves, 2s each of the training's time; one "
-           "in 1m58s"));
+      Each("no checkpoint saved; 5 saves, blocking training for 2s each; one "
+           "every 1m58s"));
   EXPECT_THAT(Steps(), ElementsAre(8, 7, 5, 3, 1));
   // The report comes when the interval is first known, and at the end.
   std::vector<std::string> reports;
   for (absl::string_view line :
        absl::StrSplit(RankPool::Get(2)->stderr_of(0), '\n')) {
-    if (absl::StrContains(line, "one in")) reports.emplace_back(line);
+    if (absl::StrContains(line, "one every")) reports.emplace_back(line);
   }
-  EXPECT_THAT(reports,
-              ElementsAre(HasSubstr(dir_ + ": 1 save, 2s each of the "
-                                           "training's time; one in 1m58s"),
-                          HasSubstr(dir_ + ": 5 saves, 2s")));
-  EXPECT_THAT(RankPool::Get(2)->stderr_of(1), Not(HasSubstr("one in")));
+  EXPECT_THAT(
+      reports,
+      ElementsAre(HasSubstr(dir_ + ": 1 save, blocking training "
+                                   "for 2s; one every 1m58s"),
+                  HasSubstr(dir_ + ": 5 saves, blocking training for 2s")));
+  EXPECT_THAT(RankPool::Get(2)->stderr_of(1), Not(HasSubstr("one every")));
   // Nothing has happened since.
   EXPECT_THAT(RunOnRanks(2, "TrainByWhatSavesCost", absl::StrCat(dir_, "\n8")),
               Each(EndsWith("; nothing to save, step 8 is saved already")));

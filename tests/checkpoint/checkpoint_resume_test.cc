@@ -140,7 +140,7 @@ TEST_P(CheckpointTest, AFolderThatCannotBeMadeIsNamed) {
   EXPECT_THAT(Run("TrainAndSave", 1), Each(HasSubstr(dir_)));
   dir_ = folder_ / "file";
   EXPECT_THAT(Run("TrainAndSave", 1),
-              Each(AllOf(HasSubstr("is no folder"), HasSubstr(dir_))));
+              Each(AllOf(HasSubstr("is not a folder"), HasSubstr(dir_))));
   EXPECT_EQ(ReadWholeFile(folder_ / "file").value(), "not a folder");
 }
 

@@ -328,7 +328,7 @@ TEST(SummonMisuseTest, IsNamedOnAllRanks) {
                         "no parameter 'out.bais'"),
               HasSubstr("the list of units, or the options, of "
                         "Engine::Summon differs between rank 0 ("),
-              HasSubstr("tensor 0 is no parameter that this engine shards"),
+              HasSubstr("tensor 0 is not a parameter that this engine shards"),
               HasSubstr("the unit is in another scope of Engine::Summon"),
               HasSubstr("a scope of Engine::Summon is open; Close() it"),
               HasSubstr("the unit is held by a tessera::Use, too"))));

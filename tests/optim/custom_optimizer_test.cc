@@ -294,7 +294,7 @@ TEST(CustomErrorTest, SaysWhatIsWrong) {
       {"ranks", "list of parameter groups"},
       {"none", "expected a program's own, EngineOptions::optimizer"},
       {"type", "expected \"optimizer\": {\"type\": \"Custom\"}"},
-      {"decay", "reads lr alone"},
+      {"decay", "reads only lr"},
   };
   for (const auto& [wrong, message] : cases) {
     EXPECT_THAT(RunOnRanks(2, "MakeWrong", wrong), Each(HasSubstr(message)))

@@ -173,7 +173,7 @@ TEST(AveragesTest, AreSwappedInAndOut) {
             AllOf(HasSubstr("step: 0.5 0.5\nstep: 0 0.375\nstep: -0.5 0.15625\n"
                             "in: 0.15625 -0.5\n"),
                   HasSubstr("the parameters are their averages; call "
-                            "Engine::SwapOutAverages before"),
+                            "Engine::SwapOutAverages first"),
                   Not(HasSubstr("NOT_FOUND")), HasSubstr("out: -0.5 0.15625\n"),
                   HasSubstr("the parameters are not their averages"),
                   HasSubstr("step: -1 -0.132812\n"))));
@@ -364,7 +364,7 @@ TEST(ParameterGroupsTest, WhatIsWrongIsSaid) {
       lines,
       ElementsAre(
           HasSubstr("EngineOptions::param_groups[0].parameters: 'norm.wieght' "
-                    "is no parameter; expected names as of "
+                    "is not a parameter; expected names as of "
                     "named_parameters(), such as 'norm.weight'"),
           HasSubstr("parameter 'norm.weight' is claimed by two groups, 'a' and "
                     "'b'"),

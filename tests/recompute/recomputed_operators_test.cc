@@ -194,8 +194,9 @@ TEST_F(RecomputedUnitsTest, KeepsWhatHasOtherBits) {
   ASSERT_EQ(report.held.size(), static_cast<size_t>(kBlocks));
   const int64_t bytes = 4 * kDim * kTokens * 4;
   EXPECT_EQ(report.held[1],
-            absl::StrCat("[blocks.1] keeps what has other bits when it is "
-                         "computed again: recomputed_units_test::unsteady (",
+            absl::StrCat("[blocks.1] keeps results that have other bits when "
+                         "they are recomputed: recomputed_units_test::unsteady "
+                         "(",
                          bytes, " bytes)"));
   EXPECT_EQ(report.given_up_bytes, ReportOf([](const Tensor& h) {
                                      return h * at::mul(h.detach(), 1);
@@ -242,9 +243,8 @@ TEST_F(RecomputedUnitsTest, KeepsAModuleThatWritesAgainWhatHasOtherBits) {
   const RecomputeReport report = ReportOf(middle);
   EXPECT_EQ(report.given_up, 0);
   ASSERT_EQ(report.unable.size(), static_cast<size_t>(kBlocks));
-  EXPECT_THAT(report.unable[1],
-              AllOf(HasSubstr("[blocks.1] what "),
-                    HasSubstr("unsteady made has other bits")));
+  EXPECT_THAT(report.unable[1], AllOf(HasSubstr("[blocks.1] what "),
+                                      HasSubstr("unsteady has other bits")));
 }
 
 TEST_F(RecomputedUnitsTest, KeepsAModuleWithAnOperatorThatMayWrite) {

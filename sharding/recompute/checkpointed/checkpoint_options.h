@@ -21,7 +21,7 @@ struct CheckpointOptions {
   enum class Policy {
     kFull,  // keeps nothing
     // Keeps the results of matrix products, convolutions and attention, and
-    // does not compute these again.
+    // does not recompute these.
     kKeepMatmuls,
   };
   Policy policy = Policy::kFull;
@@ -49,7 +49,7 @@ struct CheckpointOptions {
 
   // The ranks of this group give the same inputs to the region (they are ranks
   // of one tensor-parallel or sequence-parallel group): each keeps 1/n of the
-  // elements of every floating input that is dense. What is computed again
+  // elements of every floating input that is dense. Recomputation
   // begins with an exchange of fingerprints and one all-gather per such input,
   // COLLECTIVE: all ranks of the group must run the same backward.
   std::shared_ptr<Communicator> partition_over;

@@ -15,20 +15,20 @@
 //     an input in place) is written once, and what it reads there is what it
 //     read in forward (the storage of what it writes is kept as it was before);
 //     it may not write parameters that an engine owns;
-//   - what was kept and is changed before backward is an error, also where
+//   - what was kept and is changed before backward is an error, even if
 //     autograd itself would not have kept it;
 //   - the function is stopped as soon as all that backward needs is there;
 //   - operators may be kept instead (CheckpointOptions::policy, keep).
 //
 // The function's inputs are its arguments: tensors, also in std::vector,
 // std::array, std::optional, std::pair and std::tuple, and other values, which
-// are copied. What it captures must be alive until backward. It must do the
-// same each time that it is run, may use the default generators of the CPU and
-// of its inputs' devices, and must not call backward() (autograd::grad is
-// fine). It is kept until all that it saved is released. So a tensor that it
-// holds by value (`[cache]`) and writes with a gradient holds itself, until a
-// backward releases what was saved; a graph that is dropped without one leaks.
-// Pass such a tensor as an input instead, or capture it by reference.
+// are copied. Its captures must be alive until backward. It must do the same
+// each time that it is run, may use the default generators of the CPU and of
+// its inputs' devices, and must not call backward() (autograd::grad is fine).
+// It is kept until all that it saved is released. So a tensor that it holds by
+// value (`[cache]`) and writes with a gradient holds itself, until a backward
+// releases what was saved; a graph that is dropped without one leaks. Pass such
+// a tensor as an input instead, or capture it by reference.
 //
 // Threads: any.
 #ifndef SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINTED_H_
