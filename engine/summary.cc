@@ -148,11 +148,11 @@ std::string Summary(const torch::nn::Module& module,
   for (const at::Tensor& buffer : module.buffers()) {
     if (buffer.defined()) in_buffers += buffer.numel();
   }
-  std::string text =
-      absl::StrCat(table.Text(), CountText(sums.numel), " parameters (",
-                   Bytes(sums.bytes), "): ", CountText(sums.numel - sums.frozen),
-                   " trainable, ", CountText(sums.frozen), " frozen; ",
-                   CountText(in_buffers), " numbers in buffers\n");
+  std::string text = absl::StrCat(
+      table.Text(), CountText(sums.numel), " parameters (", Bytes(sums.bytes),
+      "): ", CountText(sums.numel - sums.frozen), " trainable, ",
+      CountText(sums.frozen), " frozen; ", CountText(in_buffers),
+      " numbers in buffers\n");
   if (const Engine* const engine = options.engine; engine != nullptr) {
     absl::StrAppend(&text, "stage ", engine->stage(), ": this rank holds ",
                     Bytes(engine->state_bytes().total()),

@@ -41,8 +41,9 @@ struct Arity {
   std::string MissingText(size_t count) const {
     if (count == 0 || count >= needed.size()) return "";
     return absl::StrCat(
-        ": ", absl::StrJoin(needed.begin() + static_cast<int64_t>(count),
-                            needed.end(), " and "),
+        ": ",
+        absl::StrJoin(needed.begin() + static_cast<int64_t>(count),
+                      needed.end(), " and "),
         count + 1 == needed.size() ? " is missing" : " are missing");
   }
   std::vector<std::string> needed;
@@ -115,8 +116,9 @@ std::optional<bool> CommandCall::Confirm(absl::string_view question) {
 
 int CommandCall::Misused(absl::string_view why) {
   const size_t tool = name_.find(' ');
-  err_ << NameInErr() << ": " << why << "\n(`" << name_.substr(0, tool) << " help"
-       << name_.substr(std::min(tool, name_.size())) << "` tells how)\n";
+  err_ << NameInErr() << ": " << why << "\n(`" << name_.substr(0, tool)
+       << " help" << name_.substr(std::min(tool, name_.size()))
+       << "` tells how)\n";
   return 2;
 }
 

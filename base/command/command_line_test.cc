@@ -141,7 +141,7 @@ TEST_F(CommandLineTest, ColorsProgressAndQuestionsAreForTerminals) {
   EXPECT_EQ(Run({"rest"}), 7);
   EXPECT_EQ(green_, "good");
   EXPECT_FALSE(progress_);
-  EXPECT_EQ(sure_, std::nullopt);
+  EXPECT_FALSE(sure_.has_value());
   EXPECT_EQ(err_.str(), "");
   EXPECT_THAT(Wrong({"rest", "1", "2"}), StartsWith("tool rest: "));
   std::string answer = "y";

@@ -66,11 +66,10 @@ absl::StatusOr<int> Diff(CommandCall* call) {
   const std::string &a = call->words()[0], &b = call->words()[1];
   std::ostringstream text;
   const bool quiet = call->Has("--quiet"), json = call->Has("--json");
-  TESSERA_ASSIGN_OR_RETURN(
-      const int differing,
-      DiffCheckpoints(a, b, ShownOn(&line),
-                      quiet || json ? &text : &call->out(),
-                      FileSystem::Real()));
+  TESSERA_ASSIGN_OR_RETURN(const int differing,
+                           DiffCheckpoints(a, b, ShownOn(&line),
+                                           quiet || json ? &text : &call->out(),
+                                           FileSystem::Real()));
   if (json && !quiet) {
     std::vector<std::string> lines =
         absl::StrSplit(text.str(), '\n', absl::SkipEmpty());

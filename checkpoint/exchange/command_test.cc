@@ -75,9 +75,8 @@ class CommandTest : public testing::Test {
     std::ostringstream out, err;
     std::vector<std::string> words = {"checkpoint"};
     words.insert(words.end(), args.begin(), args.end());
-    const int status =
-        CommandLine("tessera", CheckpointCommands())
-            .Run(words, &out, &err, terminal_);
+    const int status = CommandLine("tessera", CheckpointCommands())
+                           .Run(words, &out, &err, terminal_);
     out_ = out.str();
     err_ = err.str();
     return status;

@@ -37,8 +37,8 @@ struct Removable {
 };
 
 // Looks for it without changing anything. LOCAL. Returns NotFound if there is
-// neither a checkpoint nor a part of one, and FailedPrecondition if the manifest
-// has another format.
+// neither a checkpoint nor a part of one, and FailedPrecondition if the
+// manifest has another format.
 absl::StatusOr<Removable> FindRemovable(const std::string& path,
                                         FileSystem* files);
 

@@ -59,9 +59,7 @@ std::string Moments(const std::vector<StagePlan>& stages) {
   return text;
 }
 
-std::string TimeText(double seconds) {
-  return Quantity(seconds * 1e3, "ms");
-}
+std::string TimeText(double seconds) { return Quantity(seconds * 1e3, "ms"); }
 
 // What a step's time is made of. Communication of which nothing is known is no
 // time of 0.

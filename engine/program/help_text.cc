@@ -46,8 +46,8 @@ std::string ConfigEntries(const StartOptions& options) {
     out += HelpRow("--config=FILE", text);
   }
   return out + HelpRow("--set KEY=VALUE",
-                     "Set a key of the configuration: "
-                     "--set zero_optimization.stage=1. May be repeated.");
+                       "Set a key of the configuration: "
+                       "--set zero_optimization.stage=1. May be repeated.");
 }
 
 }  // namespace
