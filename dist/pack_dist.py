@@ -6,7 +6,9 @@ usage: pack_dist.py OUT.tar.gz VERSION.h PATH_IN_THE_ARCHIVE=FILE ... -- HEADER 
 Of the headers, ours and those of abseil and protobuf on this system, what the
 public ones include goes to include/tessera. Programs and libraries are treated
 as bundle/pack.py does it: the system's libraries that they need lie beside ours
-in lib/, which have no place in a CMake package of their own on Debian.
+in lib/, which have no place in a CMake package of their own on Debian. What is
+linked to users' programs is lib/ alone: programs in libexec/tessera/bin have
+their libraries in libexec/tessera/lib.
 """
 import gzip
 import os
@@ -34,6 +36,7 @@ PUBLIC = [
     'monitor/metrics_writer.h',
     'nn/linear_cross_entropy.h', 'nn/sync_batch_norm.h',
     'optim/custom/torch_optimizer.h', 'verify/verify.h']
+APART = 'libexec/tessera/'
 SYSTEM = '/usr/include'
 THIRD_PARTY = ('absl/', 'google/protobuf/')
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
@@ -76,11 +79,16 @@ def main():
     files = dict(pair.split('=', 1) for pair in rest[:split])
     ours = {GENERATED.sub('', path): path for path in rest[split + 1:]}
     version, = VERSION.findall(read(version_header).decode())
-    binaries = {name for name in files if re.match(r'bin/|lib/[^/]*\.so', name)}
-    beside = pack.libraries_of([files[n] for n in binaries])
-    for name, path in beside.items():
-        files['lib/' + name] = path
-        binaries.add('lib/' + name)
+    binaries = {name for name in files
+                if re.match(r'(%s)?bin/|lib/[^/]*\.so' % APART, name)}
+    apart = {name for name in binaries if name.startswith(APART)}
+    beside = pack.libraries_of([files[n] for n in binaries - apart])
+    for folder, libraries in (
+            ('lib/', beside),
+            (APART + 'lib/', pack.libraries_of([files[n] for n in apart]))):
+        for name, path in libraries.items():
+            files[folder + name] = path
+            binaries.add(folder + name)
     filled_in = {b'@TESSERA_VERSION@': version,
                  b'@BESIDE@': ' '.join('-l:' + name for name in sorted(beside))}
     for name, path in public_headers(ours).items():

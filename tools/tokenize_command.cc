@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/page/page_numbers.h"
 #include "base/status.h"
 #include "checkpoint/exchange/terminal.h"
 #include "data/file_names.h"
@@ -176,8 +177,10 @@ absl::Status Write(const Flags& flags, const Tokenizer& tokenizer,
   }
   TESSERA_RETURN_IF_ERROR(writer->Finish());
   if (call->Has("--quiet")) return absl::OkStatus();
-  call->out() << flags.out << ": " << writer->num_tokens() << " tokens of "
-              << documents << " documents, " << TokenTypeName(type)
+  call->out() << flags.out << ": " << CountText(writer->num_tokens())
+              << " tokens of " << CountText(documents)
+              << (documents == 1 ? " document, " : " documents, ")
+              << TokenTypeName(type)
               << (flags.header ? "" : " without a header") << ", vocabulary "
               << tokenizer.vocab_size();
   if (flags.end != EndToken::kNowhere) {
