@@ -1,12 +1,12 @@
 #include "tools/plan_command.h"
 
 #include <stdlib.h>
+#include <sys/sysinfo.h>
 
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "ATen/ops/randint.h"
@@ -212,8 +212,7 @@ int RunPlan(CommandCall* call) {
   double load = 0;
   if ((flags.tflops == 0 || flags.bandwidth == 0) &&
       getloadavg(&load, 1) == 1) {
-    const std::string note =
-        BusyNote(load, static_cast<int>(std::thread::hardware_concurrency()));
+    const std::string note = BusyNote(load, get_nprocs());
     if (!note.empty()) call->err() << note << "\n";
   }
   const absl::StatusOr<std::string> text = TextOf(flags);
