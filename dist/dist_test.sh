@@ -24,6 +24,13 @@ for file in "${home}"/bin/* "${home}"/lib/*.so.* "${apart}"/{bin,lib}/*; do
   [[ -z "${paths}" || "${paths}" == *'[$ORIGIN/../lib]'* ]] ||
     { echo "${file}: ${paths}"; exit 1; }
 done
+# Programs find their libraries here, and not on this machine.
+for program in "${home}"/bin/* "${apart}"/bin/*; do
+  ldd "${program}" > "${work}/ldd.log"
+  grep -q libabsl "${work}/ldd.log"
+  ! grep -E 'lib(absl|proto|sentence|isal|uring)' "${work}/ldd.log" |
+    grep -vF "${home}" || { echo "${program}"; exit 1; }
+done
 
 # SentencePiece has a protobuf of its own within, which must not get into users'
 # programs.

@@ -8,7 +8,8 @@ public ones include goes to include/tessera. Programs and libraries are treated
 as bundle/pack.py does it: the system's libraries that they need lie beside ours
 in lib/, which have no place in a CMake package of their own on Debian. What is
 linked to users' programs is lib/ alone: programs in libexec/tessera/bin have
-their libraries in libexec/tessera/lib.
+their libraries in libexec/tessera/lib. Run paths are DT_RPATH: no script sets
+LD_LIBRARY_PATH here, and DT_RUNPATH would not serve what libraries need.
 """
 import gzip
 import os
@@ -93,6 +94,7 @@ def main():
                  b'@BESIDE@': ' '.join('-l:' + name for name in sorted(beside))}
     for name, path in public_headers(ours).items():
         files['include/tessera/' + name] = path
+    pack.RUN_PATH_TAG = pack.RPATH
     pack.ROOT = 'tessera-%s-linux-x86_64' % version
     with tempfile.TemporaryDirectory() as folder, \
             open(out, 'wb') as raw, \
