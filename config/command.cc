@@ -338,7 +338,7 @@ std::vector<Command> ConfigCommands() {
        "Prints the tables of docs/config.md.",
        "",
        {},
-       {},
+       {"config tables > tables.md"},
        Print<KeyTables>},
   };
 }

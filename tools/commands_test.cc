@@ -198,6 +198,7 @@ TEST_F(CommandsTest, EachFlagIsParsed) {
 TEST_F(CommandsTest, EachExampleIsParsed) {
   ParseOnly();
   for (const Command& command : table_) {
+    EXPECT_THAT(command.examples, Not(IsEmpty())) << command.name;
     for (const std::string& example : command.examples) {
       EXPECT_THAT(example, StartsWith(command.name));
       const std::string own = example.substr(0, example.find_first_of("|>"));
