@@ -63,11 +63,16 @@ void AddCommandsOfTheTable(const SeparateRuns& runs,
                          call->out() << ManualPage(tool());
                          return 0;
                        }});
-  commands->push_back(
-      {"version", "", "Prints the version.", "", {}, {}, [](CommandCall* call) {
-         call->out() << "tessera " << kTesseraVersion << "\n";
-         return 0;
-       }});
+  commands->push_back({"version",
+                       "",
+                       "Prints the version.",
+                       "",
+                       {},
+                       {"version"},
+                       [](CommandCall* call) {
+                         call->out() << "tessera " << kTesseraVersion << "\n";
+                         return 0;
+                       }});
 }
 
 }  // namespace
