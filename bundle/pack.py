@@ -26,6 +26,7 @@ RUN_PATH = b'$ORIGIN/../lib\0'
 BASIC = re.compile(r'(ld-linux-.*|lib(c|m|dl|rt|pthread|util|gcc_s|stdc\+\+))\.so')
 SYSTEM = re.compile(r'(/usr)?/lib(64|/x86_64-linux-gnu)?/[^/]+$')
 NEEDED, STRTAB, RPATH, RUNPATH = 1, 5, 15, 29  # tags of <elf.h>
+RUN_PATH_TAG = RUNPATH
 LOAD, DYNAMIC = 1, 2
 
 
@@ -69,7 +70,7 @@ class Elf:
                 continue
             old = len(self.text(value)) + 1
             assert old >= len(RUN_PATH), 'a run path too short to be replaced'
-            struct.pack_into('<Q', self.bytes, place, RUNPATH)
+            struct.pack_into('<Q', self.bytes, place, RUN_PATH_TAG)
             start = self.strings + value
             self.bytes[start:start + old] = RUN_PATH.ljust(old, b'\0')
 

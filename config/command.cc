@@ -305,7 +305,8 @@ std::vector<Command> ConfigCommands() {
        "go to standard error.",
        With({{"--all", "", "Prints every value, with all defaults."},
              {"--json", "",
-              "Prints the completed configuration, or its faults, as JSON."}},
+              "Prints JSON: the completed configuration, or {faults}, each of "
+              "which has path, what, line and column."}},
             ReadingFlags()),
        {"config check zero3.json --world 8",
         "config check ds_config.json --auto hidden_size=4096 --json"},
@@ -315,7 +316,7 @@ std::vector<Command> ConfigCommands() {
        "Prints the keys in which two completed configurations differ, one per "
        "line.",
        "",
-       With({{"--json", "", "Prints an object of [A's value, B's value]."}},
+       With({{"--json", "", "Prints JSON: [A's value, B's value] of each key."}},
             ReadingFlags()),
        {"config diff zero2.json zero3.json --world 8"},
        Run<&ConfigCommand::Diff>},
@@ -340,7 +341,7 @@ std::vector<Command> ConfigCommands() {
        "Prints the tables of docs/config.md.",
        "",
        {},
-       {},
+       {"config tables > tables.md"},
        Print<KeyTables>},
   };
 }

@@ -18,11 +18,28 @@ tar -xzf "${archive}" -C "${work}"
 home="$(echo "${work}"/tessera-*-linux-x86_64)"
 
 # No path of the build may be left in what is shipped.
-for file in "${home}"/bin/* "${home}"/lib/*.so.*; do
+apart="${home}/libexec/tessera"
+for file in "${home}"/bin/* "${home}"/lib/*.so.* "${apart}"/{bin,lib}/*; do
   paths="$(readelf -d "${file}" | grep -E 'R(UN)?PATH' || true)"
   [[ -z "${paths}" || "${paths}" == *'[$ORIGIN/../lib]'* ]] ||
     { echo "${file}: ${paths}"; exit 1; }
 done
+# Programs find their libraries here, and not on this machine.
+for program in "${home}"/bin/* "${apart}"/bin/*; do
+  ldd "${program}" > "${work}/ldd.log"
+  grep -q libabsl "${work}/ldd.log"
+  ! grep -E 'lib(absl|proto|sentence|isal|uring)' "${work}/ldd.log" |
+    grep -vF "${home}" || { echo "${program}"; exit 1; }
+done
+
+# SentencePiece has a protobuf of its own within, which must not get into users'
+# programs.
+[[ -n "$(ls "${apart}"/lib/libsentencepiece.so.*)" ]]
+if ls "${home}/lib" | grep -i sentencepiece ||
+  grep -ri sentencepiece "${home}/lib/pkgconfig" "${home}/lib/cmake"; then
+  echo "SentencePiece is linked to users' programs"
+  exit 1
+fi
 
 # Every header that a page for users names is there.
 headers="$(grep -hoE '\<(base|data|loader|nn)/[a-z_/]+\.h' "${@:4}" |
@@ -73,6 +90,33 @@ LD_LIBRARY_PATH="${torch}/lib" "${home}/bin/tessera" "${plan[@]}" > /dev/null
 bash -c '. "$1"; complete -p tessera' - \
   "${home}/share/bash-completion/completions/tessera" > /dev/null
 head -n 1 "${home}/share/man/man1/tessera.1" | grep -q 'tessera manual'
+
+# The tokenizer is found and reads a model, of five pieces.
+/usr/bin/python3 - "${work}/five.model" << 'END'
+import struct
+import sys
+
+def field(number, data):  # of protobuf's wire format: bytes, a float or an int
+    if isinstance(data, float):
+        return bytes([number << 3 | 5]) + struct.pack('<f', data)
+    if isinstance(data, int):
+        return bytes([number << 3, data])
+    return bytes([number << 3 | 2, len(data)]) + data
+
+UNKNOWN, CONTROL, NORMAL = 2, 3, 1
+pieces = [('<unk>', UNKNOWN), ('<s>', CONTROL), ('</s>', CONTROL),
+          ('\u2581hello', NORMAL), ('\u2581world', NORMAL)]
+with open(sys.argv[1], 'wb') as file:
+    for piece, kind in pieces:
+        file.write(field(1, field(1, piece.encode()) + field(2, -1.0) +
+                         field(3, kind)))
+END
+echo 'hello world hello' > "${work}/text"
+"${home}/bin/tessera" tokenize --out "${work}/tokens" \
+  --tokenizer "${work}/five.model" "${work}/text"
+said="$("${home}/bin/tessera" tokenize --decode "${work}/tokens" \
+  --tokenizer "${work}/five.model")"
+[[ "${said}" == 'hello world hello' ]] || { echo "${said}"; exit 1; }
 
 # By pkg-config it is linked, too.
 read -ra libraries < <(PKG_CONFIG_PATH="${home}/lib/pkgconfig" \

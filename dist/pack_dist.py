@@ -6,7 +6,10 @@ usage: pack_dist.py OUT.tar.gz VERSION.h PATH_IN_THE_ARCHIVE=FILE ... -- HEADER 
 Of the headers, ours and those of abseil and protobuf on this system, what the
 public ones include goes to include/tessera. Programs and libraries are treated
 as bundle/pack.py does it: the system's libraries that they need lie beside ours
-in lib/, which have no place in a CMake package of their own on Debian.
+in lib/, which have no place in a CMake package of their own on Debian. What is
+linked to users' programs is lib/ alone: programs in libexec/tessera/bin have
+their libraries in libexec/tessera/lib. Run paths are DT_RPATH: no script sets
+LD_LIBRARY_PATH here, and DT_RUNPATH would not serve what libraries need.
 """
 import gzip
 import os
@@ -34,6 +37,7 @@ PUBLIC = [
     'monitor/metrics_writer.h',
     'nn/linear_cross_entropy.h', 'nn/sync_batch_norm.h',
     'optim/custom/torch_optimizer.h', 'verify/verify.h']
+APART = 'libexec/tessera/'
 SYSTEM = '/usr/include'
 THIRD_PARTY = ('absl/', 'google/protobuf/')
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
@@ -76,15 +80,21 @@ def main():
     files = dict(pair.split('=', 1) for pair in rest[:split])
     ours = {GENERATED.sub('', path): path for path in rest[split + 1:]}
     version, = VERSION.findall(read(version_header).decode())
-    binaries = {name for name in files if re.match(r'bin/|lib/[^/]*\.so', name)}
-    beside = pack.libraries_of([files[n] for n in binaries])
-    for name, path in beside.items():
-        files['lib/' + name] = path
-        binaries.add('lib/' + name)
+    binaries = {name for name in files
+                if re.match(r'(%s)?bin/|lib/[^/]*\.so' % APART, name)}
+    apart = {name for name in binaries if name.startswith(APART)}
+    beside = pack.libraries_of([files[n] for n in binaries - apart])
+    for folder, libraries in (
+            ('lib/', beside),
+            (APART + 'lib/', pack.libraries_of([files[n] for n in apart]))):
+        for name, path in libraries.items():
+            files[folder + name] = path
+            binaries.add(folder + name)
     filled_in = {b'@TESSERA_VERSION@': version,
                  b'@BESIDE@': ' '.join('-l:' + name for name in sorted(beside))}
     for name, path in public_headers(ours).items():
         files['include/tessera/' + name] = path
+    pack.RUN_PATH_TAG = pack.RPATH
     pack.ROOT = 'tessera-%s-linux-x86_64' % version
     with tempfile.TemporaryDirectory() as folder, \
             open(out, 'wb') as raw, \

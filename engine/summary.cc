@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "base/page/page_numbers.h"
 #include "c10/core/ScalarType.h"
 #include "engine/engine.h"
 #include "torch/nn/module.h"
@@ -24,15 +25,6 @@ constexpr size_t kColumns = 6;
 using Line = std::array<std::string, kColumns>;
 constexpr size_t kNumber = 2;  // is aligned to the right
 constexpr size_t kUnit = 5;
-
-// "1,234,567"
-std::string Grouped(int64_t number) {
-  std::string text = absl::StrCat(number);
-  for (auto i = static_cast<int64_t>(text.size()) - 3; i > 0; i -= 3) {
-    text.insert(static_cast<size_t>(i), ",");
-  }
-  return text;
-}
 
 // "41.6 MiB"
 std::string Bytes(int64_t bytes) {
@@ -91,7 +83,7 @@ class Table {
     }
     lines_.push_back(
         {absl::StrCat(std::string(static_cast<size_t>(2 * depth), ' '), name),
-         ClassOf(module), sums.numel == 0 ? "" : Grouped(sums.numel),
+         ClassOf(module), sums.numel == 0 ? "" : CountText(sums.numel),
          absl::StrJoin(sums.dtypes, ", "),
          !sums.any_frozen     ? ""
          : sums.any_trainable ? "part"
@@ -156,11 +148,11 @@ std::string Summary(const torch::nn::Module& module,
   for (const at::Tensor& buffer : module.buffers()) {
     if (buffer.defined()) in_buffers += buffer.numel();
   }
-  std::string text =
-      absl::StrCat(table.Text(), Grouped(sums.numel), " parameters (",
-                   Bytes(sums.bytes), "): ", Grouped(sums.numel - sums.frozen),
-                   " trainable, ", Grouped(sums.frozen), " frozen; ",
-                   Grouped(in_buffers), " numbers in buffers\n");
+  std::string text = absl::StrCat(
+      table.Text(), CountText(sums.numel), " parameters (", Bytes(sums.bytes),
+      "): ", CountText(sums.numel - sums.frozen), " trainable, ",
+      CountText(sums.frozen), " frozen; ", CountText(in_buffers),
+      " numbers in buffers\n");
   if (const Engine* const engine = options.engine; engine != nullptr) {
     absl::StrAppend(&text, "stage ", engine->stage(), ": this rank holds ",
                     Bytes(engine->state_bytes().total()),

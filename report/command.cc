@@ -117,7 +117,9 @@ std::vector<Command> ReportCommands() {
        "In a folder it reads all trace.rank*.json, which the `trace` section "
        "of a configuration writes.",
        {{"--top", "N", "Number of rows of waits (10)."},
-        {"--json", "", "Prints JSON."}},
+        {"--json", "",
+         "Prints JSON: {world_size, ranks, steps, by_rank, waits, rank_means, "
+         "notes}."}},
        {"trace summary run7", "trace summary run7 --json"},
        RunSummary},
       {"trace merge",

@@ -225,6 +225,12 @@ const char* GradeName(Grade grade) {
   return grade == Grade::kGood ? "ok" : grade == Grade::kSlow ? "note" : "FAIL";
 }
 
+CommandCall::Color ColorOf(Grade grade) {
+  return grade == Grade::kGood   ? CommandCall::Color::kGreen
+         : grade == Grade::kSlow ? CommandCall::Color::kYellow
+                                 : CommandCall::Color::kRed;
+}
+
 int RunDoctor(CommandCall* call) {
   const std::vector<Finding> findings = Examine(call->Get("--dir", "."));
   const bool json = call->Has("--json");
@@ -239,8 +245,10 @@ int RunDoctor(CommandCall* call) {
           ", \"advice\": ", QuoteJson(finding.advice), "}"));
       continue;
     }
-    lines.push_back(absl::StrFormat("%-5s %-14s %s", GradeName(finding.grade),
-                                    finding.what, finding.text));
+    lines.push_back(absl::StrCat(
+        call->InColor(ColorOf(finding.grade),
+                      absl::StrFormat("%-5s", GradeName(finding.grade))),
+        absl::StrFormat(" %-14s %s", finding.what, finding.text)));
     if (!finding.advice.empty()) {
       lines.push_back(
           absl::StrCat(std::string(21, ' '), "-> ", finding.advice));
@@ -270,7 +278,7 @@ Command DoctorCommand() {
       "1 if something is missing that training needs.",
       {{"--dir", "DIR",
         "Folder for checkpoints or offloaded states (the current folder)."},
-       {"--json", "", "Prints JSON."}},
+       {"--json", "", "Prints JSON: [{grade, what, text, advice}]."}},
       {"doctor", "doctor --dir /mnt/nvme --json"},
       RunDoctor};
 }

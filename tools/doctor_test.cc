@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/command/command_line.h"
+#include "base/command/command_terminal.h"
 #include "config/reader/json_reader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -16,6 +17,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -66,6 +68,12 @@ TEST(DoctorTest, TheCommandHasAnExitStatus) {
       << out.str();
   EXPECT_THAT(out.str(), HasSubstr("ok    network        127.0.0.1"));
   EXPECT_EQ(err.str(), "");
+  EXPECT_THAT(out.str(), Not(HasSubstr("\x1b")));
+  CommandTerminal terminal;
+  terminal.colors_out = true;
+  EXPECT_EQ(tool.Run({"doctor", "--dir", "/nowhere"}, &out, &err, terminal), 1);
+  EXPECT_THAT(out.str(), AllOf(HasSubstr("\x1b[31mFAIL \x1b[0m disk"),
+                               HasSubstr("\x1b[32mok   \x1b[0m network")));
 }
 
 }  // namespace

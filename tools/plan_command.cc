@@ -1,5 +1,8 @@
 #include "tools/plan_command.h"
 
+#include <stdlib.h>
+#include <sys/sysinfo.h>
+
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -10,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
@@ -194,9 +198,23 @@ absl::StatusOr<std::string> TextOf(const Flags& flags) {
 
 }  // namespace
 
+std::string BusyNote(double load, int processors) {
+  if (load <= 0.5 * processors) return "";
+  return absl::StrFormat(
+      "note: this host is busy (%.1f processes run on its %d processors), so "
+      "what is measured here is too slow; --tflops and --bandwidth set it",
+      load, processors);
+}
+
 int RunPlan(CommandCall* call) {
   Flags flags;
   if (!ReadFlags(call, &flags)) return 2;
+  double load = 0;
+  if ((flags.tflops == 0 || flags.bandwidth == 0) &&
+      getloadavg(&load, 1) == 1) {
+    const std::string note = BusyNote(load, get_nprocs());
+    if (!note.empty()) call->err() << note << "\n";
+  }
   const absl::StatusOr<std::string> text = TextOf(flags);
   if (!text.ok()) return call->Failed(text.status());
   call->out() << *text;

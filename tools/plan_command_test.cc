@@ -81,6 +81,7 @@ TEST_F(PlanCommandTest, OfAModelOfHuggingFaceAndForPrograms) {
       << err_.str();
   const absl::StatusOr<JsonValue> json = ReadJson(out_.str(), "");
   ASSERT_TRUE(json.ok()) << json.status();
+  EXPECT_EQ(json->members.size(), 2u);  // the help of --json names them
   EXPECT_EQ(json->Find("auto")->kind, JsonKind::kNull);
   const JsonValue& plan = *json->Find("plan");
   EXPECT_EQ(plan.Find("world_size")->number, 4);
@@ -95,6 +96,15 @@ TEST_F(PlanCommandTest, OfAModelOfHuggingFaceAndForPrograms) {
   // Nothing is known of the network.
   EXPECT_EQ(stage.Find("seconds")->Find("communication")->kind,
             JsonKind::kNull);
+}
+
+TEST_F(PlanCommandTest, ABusyHostIsMeasuredTooSlow) {
+  EXPECT_EQ(BusyNote(0.9, 2), "");
+  EXPECT_EQ(BusyNote(3.9, 8), "");
+  EXPECT_THAT(BusyNote(1.5, 2),
+              AllOf(HasSubstr("1.5 processes run on its 2 processors"),
+                    HasSubstr("--tflops")));
+  EXPECT_THAT(BusyNote(9, 8), HasSubstr("9.0 processes"));
 }
 
 TEST_F(PlanCommandTest, FaultsOfTheCommand) {

@@ -1,8 +1,33 @@
 #include "tools/separate_commands.h"
 
+#include <unistd.h>
+
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace tessera {
+namespace {
+
+constexpr char kApart[] = "/../libexec/tessera/bin";  // dist/BUILD
+
+}  // namespace
+
+std::string FindProgram(const std::string& folder, const std::string& name) {
+  for (const char* const place : {"", kApart}) {
+    const std::string path = absl::StrCat(folder, place, "/", name);
+    if (access(path.c_str(), X_OK) == 0) return path;
+  }
+  return "";
+}
+
+std::string NoProgram(const std::string& folder, const std::string& name) {
+  return absl::StrCat(folder, "/", name, ": no such program, nor in ", folder,
+                      kApart,
+                      "; unpack the whole archive, or build it in a "
+                      "checkout: bazel build //tools:",
+                      name);
+}
 
 Command PlanCommand(std::function<int(CommandCall*)> run) {
   return {"plan",
@@ -31,7 +56,7 @@ Command PlanCommand(std::function<int(CommandCall*)> run) {
             "Memory bandwidth of a rank; default: measured here."},
            {"--disk", "GB/S",
             "Disk rate of a rank; default: measured in nvme_path."},
-           {"--json", "", "Prints JSON."}},
+           {"--json", "", "Prints JSON: {auto, plan}."}},
           {"plan --config zero3.json --model gpt:dim=4096,layers=32,heads=32 "
            "--world 8",
            "plan --config zero3.json --model Llama-3.2-1B/config.json:seq=4096 "
@@ -59,7 +84,8 @@ Command TokenizeCommand(std::function<int(CommandCall*)> run) {
         "Type of a token; default: as narrow as the vocabulary allows."},
        {"--headerless", "", "Writes no header, as in nanoGPT's files."},
        {"--decode", "FILE", "Prints the first tokens of such a file as text."},
-       {"--tokens", "N", "The number of tokens to print (100)."}},
+       {"--tokens", "N", "The number of tokens to print (100)."},
+       {"--quiet", "", "Prints nothing on success."}},
       {"tokenize --out train.bin --tokenizer sp.model 'text/*.txt'",
        "tokenize --decode train.bin --tokenizer sp.model --tokens 20"},
       std::move(run)};

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/command/command_line.h"
+#include "base/command/command_terminal.h"
 #include "tools/plan_command.h"
 #include "tools/separate_commands.h"
 #include "tools/written.h"
@@ -14,5 +15,6 @@ int main(int argc, char** argv) {
                                   {tessera::PlanCommand(tessera::RunPlan)});
   std::vector<std::string> args(argv + 1, argv + argc);
   args.insert(args.begin(), "plan");
-  return tessera::Written(tool.Run(args, &std::cout, &std::cerr));
+  return tessera::Written(
+      tool.Run(args, &std::cout, &std::cerr, tessera::StandardTerminal()));
 }

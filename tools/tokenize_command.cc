@@ -2,12 +2,18 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
+#include <string>
+#include <system_error>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/page/page_numbers.h"
 #include "base/status.h"
+#include "checkpoint/exchange/terminal.h"
 #include "data/file_names.h"
 #include "data/mapped_file.h"
 #include "data/sentencepiece/sentencepiece_tokenizer.h"
@@ -78,9 +84,14 @@ absl::StatusOr<TokenType> TypeOf(const Flags& flags, int64_t vocab_size) {
 
 class Writing {
  public:
-  Writing(const Flags& flags, const Tokenizer& tokenizer,
-          TokenFileWriter* writer)
-      : flags_(flags), tokenizer_(tokenizer), writer_(*writer) {}
+  // `bytes`: those of all files; `progress`: CommandCall::progress().
+  Writing(const Flags& flags, const Tokenizer& tokenizer, int64_t bytes,
+          std::ostream* progress, TokenFileWriter* writer)
+      : flags_(flags),
+        tokenizer_(tokenizer),
+        bytes_(bytes),
+        progress_(progress),
+        writer_(*writer) {}
 
   absl::Status AddFile(const std::string& path) {
     TESSERA_ASSIGN_OR_RETURN(const MappedFile file,
@@ -110,44 +121,72 @@ class Writing {
     TESSERA_RETURN_IF_ERROR(tokenizer_.Encode(text, &ids_));
     if (flags_.end == EndToken::kBehind) ids_.push_back(end);
     ++num_documents_;
+    done_ += static_cast<int64_t>(text.size());
+    progress_.Show(done_, bytes_);
     return writer_.Append(ids_);
   }
 
   const Flags& flags_;
   const Tokenizer& tokenizer_;
+  const int64_t bytes_;
+  int64_t done_ = 0;
+  ProgressLine progress_;
   TokenFileWriter& writer_;
   std::vector<int32_t> ids_;
   int64_t num_documents_ = 0;
 };
 
+// Returns the files, and adds up their bytes.
+absl::StatusOr<std::vector<std::string>> FilesOf(
+    const std::vector<std::string>& patterns, int64_t* bytes) {
+  std::vector<std::string> files;
+  for (const std::string& pattern : patterns) {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths,
+                             MatchFiles(pattern));
+    for (const std::string& path : paths) {
+      std::error_code error;
+      const auto size = std::filesystem::file_size(path, error);
+      if (!error) *bytes += static_cast<int64_t>(size);
+      files.push_back(path);
+    }
+  }
+  return files;
+}
+
 absl::Status Write(const Flags& flags, const Tokenizer& tokenizer,
-                   std::ostream* out) {
+                   CommandCall* call) {
   if (flags.end != EndToken::kNowhere && tokenizer.eos_id() < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         flags.tokenizer, ": has no end-of-text token; say --no_end"));
   }
   TESSERA_ASSIGN_OR_RETURN(const TokenType type,
                            TypeOf(flags, tokenizer.vocab_size()));
+  int64_t bytes = 0;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                           FilesOf(flags.texts, &bytes));
   TESSERA_ASSIGN_OR_RETURN(
       const std::unique_ptr<TokenFileWriter> writer,
       TokenFileWriter::Create(flags.out, {type, flags.header}));
-  Writing writing(flags, tokenizer, writer.get());
-  for (const std::string& text : flags.texts) {
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths,
-                             MatchFiles(text));
-    for (const std::string& path : paths) {
-      TESSERA_RETURN_IF_ERROR(writing.AddFile(path));
+  int64_t documents = 0;
+  {
+    Writing writing(flags, tokenizer, bytes, call->progress(), writer.get());
+    for (const std::string& file : files) {
+      TESSERA_RETURN_IF_ERROR(writing.AddFile(file));
     }
+    documents = writing.num_documents();
   }
   TESSERA_RETURN_IF_ERROR(writer->Finish());
-  *out << flags.out << ": " << writer->num_tokens() << " tokens of "
-       << writing.num_documents() << " documents, " << TokenTypeName(type)
-       << (flags.header ? "" : " without a header") << ", vocabulary "
-       << tokenizer.vocab_size();
+  if (call->Has("--quiet")) return absl::OkStatus();
+  call->out() << flags.out << ": " << CountText(writer->num_tokens())
+              << " tokens of " << CountText(documents)
+              << (documents == 1 ? " document, " : " documents, ")
+              << TokenTypeName(type)
+              << (flags.header ? "" : " without a header") << ", vocabulary "
+              << tokenizer.vocab_size();
   if (flags.end != EndToken::kNowhere) {
-    *out << ", end of text " << tokenizer.eos_id();
+    call->out() << ", end of text " << tokenizer.eos_id();
   }
-  *out << "\n";
+  call->out() << "\n";
   return absl::OkStatus();
 }
 
@@ -171,11 +210,11 @@ absl::Status Decode(const Flags& flags, const Tokenizer& tokenizer,
   return absl::OkStatus();
 }
 
-absl::Status Run(const Flags& flags, std::ostream* out) {
+absl::Status Run(const Flags& flags, CommandCall* call) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
                            OpenTokenizer(flags.tokenizer));
-  return flags.decode.empty() ? Write(flags, *tokenizer, out)
-                              : Decode(flags, *tokenizer, out);
+  return flags.decode.empty() ? Write(flags, *tokenizer, call)
+                              : Decode(flags, *tokenizer, &call->out());
 }
 
 }  // namespace
@@ -183,7 +222,7 @@ absl::Status Run(const Flags& flags, std::ostream* out) {
 int RunTokenize(CommandCall* call) {
   Flags flags;
   if (!ReadFlags(call, &flags)) return 2;
-  const absl::Status status = Run(flags, &call->out());
+  const absl::Status status = Run(flags, call);
   return status.ok() ? 0 : call->Failed(status);
 }
 

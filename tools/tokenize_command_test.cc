@@ -71,6 +71,8 @@ TEST_F(Tokenize, LinesMayBeDocuments) {
   EXPECT_THAT(out_.str(), HasSubstr("14 tokens of 3 documents"));
   ASSERT_EQ(Run({"--decode", path_}), 0);
   EXPECT_EQ(out_.str(), "onetwothree\n");
+  ASSERT_EQ(Run({"--out", path_, "--quiet", a}), 0);
+  EXPECT_EQ(out_.str() + err_.str(), "");
 }
 
 TEST_F(Tokenize, ByAModelOfSentencePiece) {

@@ -9,43 +9,10 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "base/command/command_line.h"
+#include "base/command/help_layout.h"
 
 namespace tessera {
 namespace {
-
-constexpr size_t kWidth = 79;
-constexpr size_t kColumn = 26;  // where the explanation of a name begins
-
-// Breaks `text` at spaces into lines that begin at column `indent`; the first
-// one goes on at column `at`.
-std::string Wrapped(absl::string_view text, size_t indent, size_t at) {
-  std::string lines;
-  bool begins = true;
-  for (const absl::string_view word :
-       absl::StrSplit(text, ' ', absl::SkipEmpty())) {
-    if (!begins && at + 1 + word.size() > kWidth) {
-      absl::StrAppend(&lines, "\n", std::string(indent, ' '));
-      at = indent;
-      begins = true;
-    }
-    absl::StrAppend(&lines, begins ? "" : " ", word);
-    at += word.size() + (begins ? 0 : 1);
-    begins = false;
-  }
-  return lines;
-}
-
-// Returns a name with its explanation beside it, or below a long one.
-std::string Row(absl::string_view name, absl::string_view text) {
-  std::string row = absl::StrCat("  ", name);
-  if (row.size() + 2 > kColumn) {
-    absl::StrAppend(&row, "\n", std::string(kColumn, ' '));
-  } else {
-    row.resize(kColumn, ' ');
-  }
-  absl::StrAppend(&row, Wrapped(text, kColumn, kColumn), "\n");
-  return row;
-}
 
 std::string FlagText(const CommandFlag& flag) {
   return flag.value.empty() ? flag.name
@@ -74,20 +41,20 @@ std::string CommandLine::Usage(const Command& command) const {
                     absl::StrReplaceAll(FlagText(flag), {{" ", "\x01"}}), "]");
   }
   return absl::StrReplaceAll(
-      absl::StrCat(begin, Wrapped(words, begin.size(), begin.size()), "\n"),
+      absl::StrCat(begin, WrapText(words, begin.size(), begin.size()), "\n"),
       {{"\x01", " "}});
 }
 
 std::string CommandLine::Help(absl::string_view name) const {
   if (const Command* const command = Find(name)) {
     std::string help = Usage(*command);
-    absl::StrAppend(&help, "\n", Wrapped(command->summary, 0, 0), "\n");
+    absl::StrAppend(&help, "\n", WrapText(command->summary, 0, 0), "\n");
     if (!command->details.empty()) {
-      absl::StrAppend(&help, Wrapped(command->details, 0, 0), "\n");
+      absl::StrAppend(&help, WrapText(command->details, 0, 0), "\n");
     }
     if (!command->flags.empty()) help += "\n";
     for (const CommandFlag& flag : command->flags) {
-      help += Row(FlagText(flag), flag.help);
+      help += HelpRow(FlagText(flag), flag.help);
     }
     if (!command->examples.empty()) help += "\nexamples:\n";
     for (const std::string& example : command->examples) {
@@ -103,7 +70,7 @@ std::string CommandLine::Help(absl::string_view name) const {
         std::find(group.begin(), group.end(), &command) == group.end()) {
       continue;
     }
-    help += Row(command.name, command.summary);
+    help += HelpRow(command.name, command.summary);
   }
   absl::StrAppend(&help, "\n`", tool_,
                   " help COMMAND` tells all of one, with examples.\n");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -28,18 +29,31 @@ struct Arity {
   explicit Arity(const std::string& arguments) {
     for (const absl::string_view word :
          absl::StrSplit(arguments, ' ', absl::SkipEmpty())) {
-      const bool optional = absl::StartsWith(word, "[");
       if (absl::StrContains(word, "...")) many = true;
-      if (!optional) ++least;
+      if (!absl::StartsWith(word, "[")) needed.emplace_back(word);
       ++most;
     }
   }
   bool Takes(size_t count) const {
-    return count >= least && (many || count <= most);
+    return count >= needed.size() && (many || count <= most);
   }
-  size_t least = 0, most = 0;
+  // Returns ": OUT is missing" if there are some words, but not all.
+  std::string MissingText(size_t count) const {
+    if (count == 0 || count >= needed.size()) return "";
+    return absl::StrCat(
+        ": ",
+        absl::StrJoin(needed.begin() + static_cast<int64_t>(count),
+                      needed.end(), " and "),
+        count + 1 == needed.size() ? " is missing" : " are missing");
+  }
+  std::vector<std::string> needed;
+  size_t most = 0;
   bool many = false;
 };
+
+std::string Colored(CommandCall::Color color, absl::string_view text) {
+  return absl::StrCat("\x1b[", static_cast<int>(color), "m", text, "\x1b[0m");
+}
 
 }  // namespace
 
@@ -76,15 +90,40 @@ bool CommandCall::ReadPositive(const std::string& flag, double* number) {
   return false;
 }
 
+std::ostream* CommandCall::progress() {
+  return terminal_.shows_err && !Has("--quiet") ? &err_ : nullptr;
+}
+
+std::string CommandCall::InColor(Color color, absl::string_view text) const {
+  return terminal_.colors_out ? Colored(color, text) : std::string(text);
+}
+
+std::string CommandCall::NameInErr() const {
+  return terminal_.colors_err ? Colored(Color::kRed, name_) : name_;
+}
+
+std::optional<bool> CommandCall::Confirm(absl::string_view question) {
+  if (terminal_.read_line == nullptr) return std::nullopt;
+  err_ << question << " [y/N] " << std::flush;
+  std::string answer;
+  if (!terminal_.read_line(&answer)) {
+    err_ << "\n";
+    return false;
+  }
+  answer = absl::AsciiStrToLower(absl::StripAsciiWhitespace(answer));
+  return answer == "y" || answer == "yes";
+}
+
 int CommandCall::Misused(absl::string_view why) {
   const size_t tool = name_.find(' ');
-  err_ << name_ << ": " << why << "\n(`" << name_.substr(0, tool) << " help"
-       << name_.substr(std::min(tool, name_.size())) << "` tells how)\n";
+  err_ << NameInErr() << ": " << why << "\n(`" << name_.substr(0, tool)
+       << " help" << name_.substr(std::min(tool, name_.size()))
+       << "` tells how)\n";
   return 2;
 }
 
 int CommandCall::Failed(const absl::Status& error) {
-  err_ << name_ << ": " << error.message() << "\n";
+  err_ << NameInErr() << ": " << error.message() << "\n";
   return 1;
 }
 
@@ -108,7 +147,7 @@ std::vector<const Command*> CommandLine::GroupOf(absl::string_view name) const {
 }
 
 int CommandLine::Run(const std::vector<std::string>& args, std::ostream* out,
-                     std::ostream* err) const {
+                     std::ostream* err, const CommandTerminal& terminal) const {
   if (args.empty()) {
     *err << Help();
     return 2;
@@ -137,7 +176,7 @@ int CommandLine::Run(const std::vector<std::string>& args, std::ostream* out,
     *out << Help(command->name);
     return 0;
   }
-  CommandCall call(absl::StrCat(tool_, " ", command->name), out, err);
+  CommandCall call(absl::StrCat(tool_, " ", command->name), out, err, terminal);
   if (!Parse(*command, args, begin, &call)) return 2;
   return command->run(&call);
 }
@@ -188,7 +227,8 @@ bool CommandLine::Parse(const Command& command,
       ", got ",
       call->words().empty()
           ? "nothing"
-          : absl::StrCat("'", absl::StrJoin(call->words(), " "), "'")));
+          : absl::StrCat("'", absl::StrJoin(call->words(), " "), "'"),
+      arity.MissingText(call->words().size())));
   return false;
 }
 

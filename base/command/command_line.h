@@ -10,12 +10,15 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "base/command/command_terminal.h"
 
 namespace tessera {
 
@@ -42,8 +45,14 @@ struct Command {
 // CommandCall is what a subcommand was called with.
 class CommandCall {
  public:
-  CommandCall(std::string name, std::ostream* out, std::ostream* err)
-      : name_(std::move(name)), out_(*out), err_(*err) {}
+  enum class Color { kRed = 31, kGreen = 32, kYellow = 33 };
+
+  CommandCall(std::string name, std::ostream* out, std::ostream* err,
+              CommandTerminal terminal = {})
+      : name_(std::move(name)),
+        out_(*out),
+        err_(*err),
+        terminal_(std::move(terminal)) {}
 
   const std::vector<std::string>& words() const { return words_; }
   bool Has(const std::string& flag) const { return flags_.count(flag) > 0; }
@@ -57,6 +66,14 @@ class CommandCall {
 
   std::ostream& out() { return out_; }
   std::ostream& err() { return err_; }
+  // Returns where progress is shown, for those who watch a terminal and have
+  // not said --quiet; null otherwise.
+  std::ostream* progress();
+  // Returns the text for out(), in a color if that is a terminal.
+  std::string InColor(Color color, absl::string_view text) const;
+  // Asks a question, to which "y" and "yes" mean true. Returns nullopt, without
+  // asking, if there is no terminal.
+  std::optional<bool> Confirm(absl::string_view question);
   // Tells what is wrong with the words, and where the help is. Returns 2.
   int Misused(absl::string_view why);
   // Tells the error, without its code. Returns 1.
@@ -64,9 +81,12 @@ class CommandCall {
 
  private:
   friend class CommandLine;
+  std::string NameInErr() const;
+
   const std::string name_;  // "tessera config check"
   std::ostream& out_;
   std::ostream& err_;
+  const CommandTerminal terminal_;
   std::vector<std::string> words_;
   std::map<std::string, std::string> flags_;
 };
@@ -82,8 +102,9 @@ class CommandLine {
   // exit status. It answers `help`, `help COMMAND`, `--help` and `-h` itself,
   // tells of wrong words what may have been meant, and takes values as
   // `--flag=value` and `--flag value`; what follows `--` is no flag.
+  // `terminal`: what `out` and `err` are.
   int Run(const std::vector<std::string>& args, std::ostream* out,
-          std::ostream* err) const;
+          std::ostream* err, const CommandTerminal& terminal = {}) const;
 
   // Returns the help: of all commands, of a group, or of one command, whose
   // name this is.

@@ -1,11 +1,13 @@
 #include "base/command/command_line.h"
 
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/command/command_terminal.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -16,6 +18,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 class CommandLineTest : public ::testing::Test {
  protected:
@@ -47,12 +50,15 @@ class CommandLineTest : public ::testing::Test {
     words_ = call->words();
     wide_ = call->Has("--wide");
     size_ = 1;
+    green_ = call->InColor(CommandCall::Color::kGreen, "good");
+    progress_ = call->progress() != nullptr;
+    sure_ = call->Confirm("Sure?");
     return call->ReadNumber("--size", 1, &size_) ? 7 : 2;
   }
   int Run(const std::vector<std::string>& args) {
     out_.str("");
     err_.str("");
-    return tool_.Run(args, &out_, &err_);
+    return tool_.Run(args, &out_, &err_, terminal_);
   }
   // Expects that the words are wrong, and says why.
   std::string Wrong(const std::vector<std::string>& args) {
@@ -66,6 +72,11 @@ class CommandLineTest : public ::testing::Test {
   std::vector<std::string> words_;
   bool wide_ = false;
   int64_t size_ = 1;
+  // What a command has of the terminal.
+  CommandTerminal terminal_;
+  std::string green_;
+  bool progress_ = false;
+  std::optional<bool> sure_;
 };
 
 TEST_F(CommandLineTest, FlagsStandAnywhereAndTakeValuesInBothWays) {
@@ -92,7 +103,7 @@ TEST_F(CommandLineTest, CountsWords) {
   EXPECT_THAT(Wrong({"rest", "1", "2"}),
               HasSubstr("expected [HOURS], got '1 2'"));
   EXPECT_THAT(Wrong({"box", "close", "a"}),
-              HasSubstr("expected A B..., got 'a'"));
+              HasSubstr("expected A B..., got 'a': B... is missing\n"));
   EXPECT_THAT(Wrong({"box", "open"}),
               AllOf(HasSubstr("tool box open: expected FILE, got nothing"),
                     HasSubstr("`tool help box open`")));
@@ -126,13 +137,39 @@ TEST_F(CommandLineTest, ValuesAreLookedAt) {
   }
 }
 
+TEST_F(CommandLineTest, ColorsProgressAndQuestionsAreForTerminals) {
+  EXPECT_EQ(Run({"rest"}), 7);
+  EXPECT_EQ(green_, "good");
+  EXPECT_FALSE(progress_);
+  EXPECT_FALSE(sure_.has_value());
+  EXPECT_EQ(err_.str(), "");
+  EXPECT_THAT(Wrong({"rest", "1", "2"}), StartsWith("tool rest: "));
+  std::string answer = "y";
+  terminal_ = {true, true, true, [&](std::string* line) {
+                 *line = answer;
+                 return answer != "end";
+               }};
+  EXPECT_EQ(Run({"rest"}), 7);
+  EXPECT_EQ(green_, "\x1b[32mgood\x1b[0m");
+  EXPECT_TRUE(progress_);
+  EXPECT_EQ(sure_, true);
+  EXPECT_EQ(err_.str(), "Sure? [y/N] ");
+  for (const char* no : {"", "n", "maybe", "end"}) {
+    answer = no;
+    EXPECT_EQ(Run({"rest"}), 7);
+    EXPECT_EQ(sure_, false) << no;
+  }
+  EXPECT_THAT(Wrong({"rest", "1", "2"}),
+              StartsWith("\x1b[31mtool rest\x1b[0m: "));
+}
+
 TEST_F(CommandLineTest, HelpIsNoError) {
   for (const std::vector<std::string>& args :
        std::vector<std::vector<std::string>>{
            {"help"}, {"--help"}, {"-h"}, {"help", "box"}, {"box", "--help"}}) {
     EXPECT_EQ(Run(args), 0);
     EXPECT_EQ(err_.str(), "");
-    EXPECT_THAT(out_.str(), AllOf(HasSubstr("  box open                "
+    EXPECT_THAT(out_.str(), AllOf(HasSubstr("  box open              "
                                             "Opens a box.\n"),
                                   HasSubstr("box close")));
     EXPECT_EQ(absl::StrContains(out_.str(), "  rest "), args.size() == 1)
@@ -149,8 +186,8 @@ TEST_F(CommandLineTest, HelpIsNoError) {
               "Opens a box.\n"
               "It stays open.\n"
               "\n"
-              "  --wide                  Widely.\n"
-              "  --size N                Of the box (1).\n"
+              "  --wide                Widely.\n"
+              "  --size N              Of the box (1).\n"
               "\n"
               "examples:\n"
               "  tool box open b.box --size 3\n");

@@ -1,4 +1,4 @@
-// Numbers of a page: short, for people.
+// Writes numbers for people, short: those of pages and of the commands.
 #ifndef BASE_PAGE_PAGE_NUMBERS_H_
 #define BASE_PAGE_PAGE_NUMBERS_H_
 

@@ -1,3 +1,4 @@
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <utility>
@@ -44,6 +45,8 @@ TEST(PageNumbersTest, NumbersHaveThreeDigits) {
 
 TEST(PageNumbersTest, QuantitiesHaveTheirUnit) {
   EXPECT_EQ(Quantity(385.42, "ms"), "385 ms");
+  EXPECT_EQ(Quantity(0.042, "ms"), "0.042 ms");
+  EXPECT_EQ(Quantity(1500, "ms"), "1,500 ms");
   EXPECT_EQ(Quantity(856000, "ms"), "14 min 16 s");
   EXPECT_EQ(Quantity(2048, "bytes"), "2 KiB");
   EXPECT_EQ(Quantity(7, ""), "7");
@@ -65,6 +68,8 @@ TEST(PageNumbersTest, CountsHaveSeparators) {
   EXPECT_EQ(CountText(1000), "1,000");
   EXPECT_EQ(CountText(-1234567), "-1,234,567");
   EXPECT_EQ(CountText(-123), "-123");
+  EXPECT_EQ(CountText(std::numeric_limits<int64_t>::min()),
+            "-9,223,372,036,854,775,808");
 }
 
 TEST(PageNumbersTest, TicksAreRound) {

@@ -1,12 +1,13 @@
 #include "checkpoint/exchange/command.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <new>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -26,6 +27,9 @@ namespace {
 
 constexpr int kThreads = 4;  // threads that verify
 constexpr int kMostFiles = 100'000;
+// Those of SummaryMembers.
+constexpr char kSummaryKeys[] =
+    "path, step, samples, parameters, bytes, files, stage, world_size, saved";
 
 RewriteProgress ShownOn(ProgressLine* line) {
   return [line](int64_t done, int64_t of) { line->Show(done, of); };
@@ -38,15 +42,16 @@ int EndOf(CommandCall* call, const absl::Status& status) {
   return call->Failed(absl::Status(status.code(), Printable(status.message())));
 }
 
-absl::Status Verify(const std::string& dir, bool json, CommandCall* call) {
+absl::Status Verify(const std::string& dir, CommandCall* call) {
   TESSERA_ASSIGN_OR_RETURN(
       CheckpointReader reader,
       CheckpointReader::OpenToStay(dir, FileSystem::Real()));
   {
-    ProgressLine line(&call->err());
+    ProgressLine line(call->progress());
     TESSERA_RETURN_IF_ERROR(reader.Verify(kThreads, ShownOn(&line)));
   }
-  if (json) {
+  if (call->Has("--quiet")) return absl::OkStatus();
+  if (call->Has("--json")) {
     call->out() << "{" << SummaryMembers(dir, reader.manifest())
                 << ", \"whole\": true}\n";
   } else {
@@ -57,15 +62,15 @@ absl::Status Verify(const std::string& dir, bool json, CommandCall* call) {
 }
 
 absl::StatusOr<int> Diff(CommandCall* call) {
-  ProgressLine line(&call->err());
+  ProgressLine line(call->progress());
   const std::string &a = call->words()[0], &b = call->words()[1];
   std::ostringstream text;
-  const bool json = call->Has("--json");
-  TESSERA_ASSIGN_OR_RETURN(
-      const int differing,
-      DiffCheckpoints(a, b, ShownOn(&line), json ? &text : &call->out(),
-                      FileSystem::Real()));
-  if (json) {
+  const bool quiet = call->Has("--quiet"), json = call->Has("--json");
+  TESSERA_ASSIGN_OR_RETURN(const int differing,
+                           DiffCheckpoints(a, b, ShownOn(&line),
+                                           quiet || json ? &text : &call->out(),
+                                           FileSystem::Real()));
+  if (json && !quiet) {
     std::vector<std::string> lines =
         absl::StrSplit(text.str(), '\n', absl::SkipEmpty());
     for (std::string& each : lines) each = QuoteJson(each);
@@ -119,20 +124,6 @@ absl::Status CheckHoldsNone(const std::string& path) {
       "with 'tessera checkpoint rm'"));
 }
 
-// Removes the checkpoint, or what an interrupted save has left there.
-absl::Status Remove(const std::string& path) {
-  FileSystem* const files = FileSystem::Real();
-  const absl::Status removed = RemoveCheckpoint(path, files);
-  const absl::StatusOr<Folder> folder = Folder::Open(path, files);
-  if (!absl::IsNotFound(removed) || !folder.ok()) return removed;
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                           folder->Names());
-  const bool left = std::any_of(
-      names.begin(), names.end(),
-      [](const std::string& name) { return IdInName(name).has_value(); });
-  return left ? RemoveUnfinished(path, files) : removed;
-}
-
 absl::Status Import(CommandCall* call) {
   const std::string &from = call->words()[0], &to = call->words()[1];
   TESSERA_RETURN_IF_ERROR(CheckHoldsNone(to));
@@ -141,7 +132,7 @@ absl::Status Import(CommandCall* call) {
     TESSERA_ASSIGN_OR_RETURN(names, NameMap::Load(call->Get("--names")));
   }
   {
-    ProgressLine line(&call->err());
+    ProgressLine line(call->progress());
     TESSERA_RETURN_IF_ERROR(
         ImportSafetensors(from, to, names, ShownOn(&line), FileSystem::Real()));
   }
@@ -152,7 +143,7 @@ absl::Status Reshard(int files, CommandCall* call) {
   const std::string &from = call->words()[0], &to = call->words()[1];
   TESSERA_RETURN_IF_ERROR(CheckHoldsNone(to));
   {
-    ProgressLine line(&call->err());
+    ProgressLine line(call->progress());
     TESSERA_RETURN_IF_ERROR(
         ReshardCheckpoint(from, to, files, ShownOn(&line), FileSystem::Real()));
   }
@@ -172,7 +163,7 @@ int RunShow(CommandCall* call) {
 }
 
 int RunVerify(CommandCall* call) {
-  return EndOf(call, Verify(call->words()[0], call->Has("--json"), call));
+  return EndOf(call, Verify(call->words()[0], call));
 }
 
 int RunDiff(CommandCall* call) {
@@ -182,9 +173,26 @@ int RunDiff(CommandCall* call) {
 
 int RunRemove(CommandCall* call) {
   const std::string& dir = call->words()[0];
-  const absl::Status removed = Remove(dir);
+  FileSystem* const files = FileSystem::Real();
+  const absl::StatusOr<Removable> found = FindRemovable(dir, files);
+  if (!found.ok()) return EndOf(call, found.status());
+  const std::string what = absl::StrCat(Printable(dir), ": ", found->text);
+  if (!call->Has("--yes")) {
+    const std::optional<bool> sure =
+        call->Confirm(absl::StrCat(what, "\nRemove it?"));
+    if (!sure.has_value()) {
+      return call->Misused(absl::StrCat(
+          what, "; there is no terminal to ask on: --yes removes it"));
+    }
+    if (!*sure) {
+      call->err() << "nothing is removed\n";
+      return 1;
+    }
+  }
+  const absl::Status removed = found->unfinished ? RemoveUnfinished(dir, files)
+                                                 : RemoveCheckpoint(dir, files);
   if (removed.ok() && !call->Has("--quiet")) {
-    call->out() << Printable(dir) << ": removed\n";
+    call->out() << what << "; removed\n";
   }
   return EndOf(call, removed);
 }
@@ -201,7 +209,7 @@ int RunExport(CommandCall* call) {
     TESSERA_ASSIGN_OR_RETURN(const SafetensorsExportOptions options,
                              ExportOptionsOf(*call, max_file_bytes));
     {
-      ProgressLine line(&call->err());
+      ProgressLine line(call->progress());
       TESSERA_RETURN_IF_ERROR(
           ExportSafetensors(call->words()[0], call->words()[1], options,
                             ShownOn(&line), FileSystem::Real()));
@@ -235,7 +243,6 @@ int Run(CommandCall* call) try {
 }  // namespace
 
 std::vector<Command> CheckpointCommands() {
-  const CommandFlag json = {"--json", "", "Prints JSON."};
   const CommandFlag quiet = {"--quiet", "", "Prints nothing on success."};
   const CommandFlag names = {
       "--names", "gpt2|FILE",
@@ -246,21 +253,28 @@ std::vector<Command> CheckpointCommands() {
        "DIR",
        "Lists the checkpoints in DIR and in its subfolders.",
        "",
-       {json},
+       {{"--json", "",
+         absl::StrCat("Prints JSON: [{", kSummaryKeys,
+                      "}], and {path, error} of one that cannot be read.")}},
        {"checkpoint ls run7", "checkpoint ls run7 --json"},
        Run<RunList>},
       {"checkpoint show",
        "DIR",
        "Shows a checkpoint's tensors, states and files, and its training.",
        "",
-       {{"--config", "", "Shows the run's configuration, too."}, json},
+       {{"--config", "", "Shows the run's configuration, too."},
+        {"--json", "",
+         absl::StrCat("Prints JSON: {", kSummaryKeys,
+                      ", tensors}, and config with --config.")}},
        {"checkpoint show run7/step-00000120"},
        Run<RunShow>},
       {"checkpoint verify",
        "DIR",
        "Reads a whole checkpoint and verifies every checksum.",
        "",
-       {json},
+       {{"--json", "",
+         absl::StrCat("Prints JSON: {", kSummaryKeys, ", whole}.")},
+        quiet},
        {"checkpoint verify run7/step-00000120"},
        Run<RunVerify>},
       {"checkpoint diff",
@@ -268,15 +282,18 @@ std::vector<Command> CheckpointCommands() {
        "Lists the differences between two checkpoints, and how large they are.",
        "How a run was sharded, its configuration and libtorch's version are "
        "not compared. The exit status is 1 if they differ.",
-       {json},
+       {{"--json", "", "Prints JSON: {differences, lines}."},
+        {"--quiet", "", "Prints nothing."}},
        {"checkpoint diff run7/step-00000120 run8/step-00000120"},
        Run<RunDiff>},
       {"checkpoint rm",
        "DIR",
        "Removes a checkpoint, and no other file.",
-       "",
-       {quiet},
-       {"checkpoint rm run7/step-00000060"},
+       "It tells its step and size, and asks. Where there is no terminal to "
+       "ask on, it removes nothing without --yes.",
+       {{"--yes", "", "Removes it without asking."}, quiet},
+       {"checkpoint rm run7/step-00000060",
+        "checkpoint rm run7/step-00000060 --yes --quiet"},
        Run<RunRemove>},
       {"checkpoint export",
        "DIR OUT",

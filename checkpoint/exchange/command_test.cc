@@ -11,6 +11,7 @@
 
 #include "absl/time/time.h"
 #include "base/command/command_line.h"
+#include "base/command/command_terminal.h"
 #include "base/status_matchers.h"
 #include "checkpoint/exchange/terminal.h"
 #include "checkpoint/format/checkpoint_reader.h"
@@ -25,7 +26,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 class CommandTest : public testing::Test {
@@ -72,13 +75,24 @@ class CommandTest : public testing::Test {
     std::ostringstream out, err;
     std::vector<std::string> words = {"checkpoint"};
     words.insert(words.end(), args.begin(), args.end());
-    const int status =
-        CommandLine("tessera", CheckpointCommands()).Run(words, &out, &err);
+    const int status = CommandLine("tessera", CheckpointCommands())
+                           .Run(words, &out, &err, terminal_);
     out_ = out.str();
     err_ = err.str();
     return status;
   }
 
+  // From now on somebody sits at a terminal and says this.
+  void Answer(const std::string& answer) {
+    terminal_.shows_err = true;
+    terminal_.read_line = [answer](std::string* line) {
+      *line = answer;
+      return answer != kEndOfInput;
+    };
+  }
+
+  static constexpr char kEndOfInput[] = "(end)";
+  CommandTerminal terminal_;
   std::string folder_, out_, err_;
 };
 
@@ -136,7 +150,8 @@ TEST_F(CommandTest, ListsWhatCannotBeReadAndSaysSo) {
                           HasSubstr("/b: step 2")));
   EXPECT_THAT(err_, HasSubstr(folder_ + ": 1 of 2 checkpoints cannot be read"));
   // It can go.
-  EXPECT_EQ(Run({"rm", folder_ + "/a"}), 0) << err_;
+  EXPECT_EQ(Run({"rm", folder_ + "/a", "--yes"}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("/a: a checkpoint that cannot be read, 2 files"));
   EXPECT_FALSE(fs::exists(folder_ + "/a"));
   EXPECT_EQ(Run({"ls", folder_}), 0);
 }
@@ -283,23 +298,60 @@ TEST(ProgressLineTest, OnceASecondInOneLine) {
   std::ostringstream none;
   { ProgressLine line(&none); }
   EXPECT_EQ(none.str(), "");
+  ProgressLine nobody_watches(nullptr, [&] { return now; });
+  now += absl::Seconds(9);
+  nobody_watches.Show(1, 2);
 }
 
 TEST_F(CommandTest, RemovesNothingElse) {
   std::ofstream(folder_ + "/a/notes") << "mine";
-  EXPECT_EQ(Run({"rm", folder_ + "/a"}), 0);
+  EXPECT_EQ(Run({"rm", folder_ + "/a", "--yes"}), 0);
   EXPECT_TRUE(fs::exists(folder_ + "/a/notes"));
-  EXPECT_EQ(Run({"rm", folder_ + "/b"}), 0);
+  EXPECT_EQ(Run({"rm", "--yes", "--quiet", folder_ + "/b"}), 0);
+  EXPECT_EQ(out_ + err_, "");
   EXPECT_FALSE(fs::exists(folder_ + "/b"));
   EXPECT_EQ(Run({"rm", folder_ + "/b"}), 1);
   EXPECT_THAT(err_, HasSubstr("/b: No such file or directory"));
   // The command removes what an unfinished save has left, and nothing else.
   fs::create_directory(folder_ + "/b");
-  EXPECT_EQ(Run({"rm", folder_ + "/b"}), 1);
+  EXPECT_EQ(Run({"rm", folder_ + "/b", "--yes"}), 1);
   EXPECT_TRUE(fs::exists(folder_ + "/b"));
   std::ofstream(folder_ + "/b/0123456789abcdef.rank-00000") << "some";
-  EXPECT_EQ(Run({"rm", folder_ + "/b"}), 0) << err_;
+  EXPECT_EQ(Run({"rm", folder_ + "/b", "--yes"}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("/b: an unfinished save, 1 file, 4 bytes"));
   EXPECT_FALSE(fs::exists(folder_ + "/b"));
+}
+
+TEST_F(CommandTest, RemovesWhatItIsToldTo) {
+  const std::string a = folder_ + "/a";
+  // Nobody can be asked.
+  EXPECT_EQ(Run({"rm", a}), 2);
+  EXPECT_THAT(err_, AllOf(HasSubstr("/a: step 1, 196 parameters, "),
+                          HasSubstr("no terminal to ask on: --yes removes")));
+  for (const char* answer : {"", "n", "yeah", "Nay", kEndOfInput}) {
+    Answer(answer);
+    EXPECT_EQ(Run({"rm", a}), 1);
+    EXPECT_EQ(out_, "");
+    EXPECT_THAT(err_, HasSubstr("nothing is removed"));
+    EXPECT_EQ(Run({"verify", a}), 0) << answer;
+  }
+  Answer(" Yes ");
+  EXPECT_EQ(Run({"rm", a}), 0);
+  EXPECT_THAT(err_, AllOf(HasSubstr("/a: step 1, 196 parameters, "),
+                          HasSubstr(" bytes in 2 files"),
+                          EndsWith("\nRemove it? [y/N] ")));
+  EXPECT_THAT(out_, AllOf(HasSubstr("/a: step 1, "), EndsWith("; removed\n")));
+  EXPECT_FALSE(fs::exists(a));
+  // There is nothing to ask about.
+  EXPECT_EQ(Run({"rm", a}), 1);
+  EXPECT_THAT(err_, Not(HasSubstr("Remove it?")));
+}
+
+TEST_F(CommandTest, QuietIsAnExitStatusAlone) {
+  EXPECT_EQ(Run({"verify", folder_ + "/a", "--quiet", "--json"}), 0);
+  EXPECT_EQ(out_ + err_, "");
+  EXPECT_EQ(Run({"diff", folder_ + "/a", folder_ + "/b", "--quiet"}), 1);
+  EXPECT_EQ(out_ + err_, "");
 }
 
 TEST_F(CommandTest, WrongCommands) {

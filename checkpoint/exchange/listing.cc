@@ -9,10 +9,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
-#include "base/command/number_text.h"
 #include "base/json.h"
+#include "base/page/page_numbers.h"
 #include "base/status.h"
 #include "checkpoint/exchange/terminal.h"
+#include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/checkpoint_reader.h"
 
 namespace tessera {
@@ -42,7 +43,7 @@ std::string SavedAt(const proto::CheckpointManifest& manifest,
 }
 
 std::string Counted(int64_t count, absl::string_view what) {
-  return absl::StrCat(Grouped(count), " ", what, count == 1 ? "" : "s");
+  return absl::StrCat(CountText(count), " ", what, count == 1 ? "" : "s");
 }
 
 std::string SizesText(const proto::CheckpointTensor& tensor) {
@@ -119,6 +120,31 @@ std::string TensorsJson(const proto::CheckpointManifest& manifest) {
     }
   }
   return absl::StrCat("[", absl::StrJoin(tensors, ",\n  "), "]");
+}
+
+// Sums up files that belong to saves.
+struct SavedFiles {
+  int64_t count = 0, bytes = 0;
+
+  std::string Text() const {
+    return absl::StrCat(Counted(count, "file"), ", ", SizeText(bytes));
+  }
+};
+
+absl::StatusOr<SavedFiles> SavedFilesIn(const Folder& folder,
+                                        const std::string& path) {
+  SavedFiles saved;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                           folder.Names());
+  for (const std::string& name : names) {
+    if (!IdInName(name).has_value()) continue;
+    ++saved.count;
+    std::error_code error;
+    const auto bytes =
+        std::filesystem::file_size(std::filesystem::path(path) / name, error);
+    if (!error) saved.bytes += static_cast<int64_t>(bytes);
+  }
+  return saved;
 }
 
 }  // namespace
@@ -223,6 +249,22 @@ absl::Status ShowCheckpoint(const std::string& dir, bool json, bool config,
   ShowTensors(manifest, out);
   ShowRun(manifest, config, out);
   return absl::OkStatus();
+}
+
+absl::StatusOr<Removable> FindRemovable(const std::string& path,
+                                        FileSystem* files) {
+  TESSERA_ASSIGN_OR_RETURN(const Folder folder, Folder::Open(path, files));
+  const absl::StatusOr<proto::CheckpointManifest> manifest =
+      ReadManifest(folder);
+  if (manifest.ok()) return Removable{false, SummaryLine(*manifest)};
+  if (absl::IsFailedPrecondition(manifest.status())) return manifest.status();
+  TESSERA_ASSIGN_OR_RETURN(const SavedFiles saved, SavedFilesIn(folder, path));
+  if (!absl::IsNotFound(manifest.status())) {
+    return Removable{false, absl::StrCat("a checkpoint that cannot be read, ",
+                                         saved.Text())};
+  }
+  if (saved.count == 0) return manifest.status();
+  return Removable{true, absl::StrCat("an unfinished save, ", saved.Text())};
 }
 
 }  // namespace tessera

@@ -6,6 +6,8 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/disk/folder.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera {
@@ -27,6 +29,18 @@ absl::Status ListCheckpoints(const std::string& dir, bool json,
 // `config`: with the run's configuration. LOCAL. Returns errors of reading it.
 absl::Status ShowCheckpoint(const std::string& dir, bool json, bool config,
                             std::ostream* out);
+
+// What `tessera checkpoint rm` removes from a folder.
+struct Removable {
+  bool unfinished = false;  // no checkpoint, only files of an interrupted save
+  std::string text;         // "step 7, 100 parameters, ...", for a terminal
+};
+
+// Looks for it without changing anything. LOCAL. Returns NotFound if there is
+// neither a checkpoint nor a part of one, and FailedPrecondition if the
+// manifest has another format.
+absl::StatusOr<Removable> FindRemovable(const std::string& path,
+                                        FileSystem* files);
 
 }  // namespace tessera
 #endif  // CHECKPOINT_EXCHANGE_LISTING_H_

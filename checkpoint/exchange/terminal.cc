@@ -32,11 +32,12 @@ std::string Printable(absl::string_view text, absl::string_view keep) {
 }
 
 void ProgressLine::Show(int64_t done, int64_t of) {
+  if (err_ == nullptr) return;
   const absl::Duration now = now_();
   if (now - last_ < absl::Seconds(1)) return;
   last_ = now;
   shown_ = true;
-  err_ << "\r" << SizeText(done) << " of " << SizeText(of) << std::flush;
+  *err_ << "\r" << SizeText(done) << " of " << SizeText(of) << std::flush;
 }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Formats what `tessera checkpoint` writes to a terminal.
+// Formats what commands write to a terminal.
 #ifndef CHECKPOINT_EXCHANGE_TERMINAL_H_
 #define CHECKPOINT_EXCHANGE_TERMINAL_H_
 
@@ -23,17 +23,18 @@ std::string Printable(absl::string_view text, absl::string_view keep = "");
 // Shows "12.0 MiB of 96.0 MiB" in one line, at most once a second.
 class ProgressLine {
  public:
+  // `err`: CommandCall::progress(); null shows nothing.
   explicit ProgressLine(std::ostream* err, Clock now = MonotonicNow)
-      : err_(*err), now_(std::move(now)), last_(now_()) {}
+      : err_(err), now_(std::move(now)), last_(now_()) {}
   ~ProgressLine() {
-    if (shown_) err_ << "\n";
+    if (shown_) *err_ << "\n";
   }
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
   void Show(int64_t done, int64_t of);
 
  private:
-  std::ostream& err_;
+  std::ostream* const err_;
   const Clock now_;
   absl::Duration last_;
   bool shown_ = false;

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "base/command/number_text.h"
 #include "base/json.h"
+#include "base/page/page_numbers.h"
 #include "base/step_memory/held_memory.h"
 #include "engine/plan/plan.h"
 
@@ -58,6 +58,8 @@ std::string Moments(const std::vector<StagePlan>& stages) {
   }
   return text;
 }
+
+std::string TimeText(double seconds) { return Quantity(seconds * 1e3, "ms"); }
 
 // What a step's time is made of. Communication of which nothing is known is no
 // time of 0.

@@ -1,19 +1,14 @@
 #include "engine/program/help_text.h"
 
 #include <algorithm>
-#include <cstddef>
 
 #include "absl/flags/reflection.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "base/command/help_layout.h"
 
 namespace tessera {
 namespace {
-
-constexpr size_t kWidth = 79;    // columns
-constexpr size_t kIndent = 24;   // of texts
-constexpr size_t kNameFrom = 2;  // of names
 
 // Returns the path's folder, without slashes in front, which absl's Filename
 // leaves out.
@@ -21,31 +16,6 @@ absl::string_view FolderOf(absl::string_view path) {
   path.remove_prefix(std::min(path.find_first_not_of('/'), path.size()));
   const size_t slash = path.rfind('/');
   return slash == path.npos ? absl::string_view() : path.substr(0, slash);
-}
-
-// Returns "  name        text, which goes on in lines that are set in".
-std::string Entry(absl::string_view name, absl::string_view text) {
-  std::string out = absl::StrCat(std::string(kNameFrom, ' '), name);
-  size_t column = out.size();
-  if (column + 2 > kIndent) {
-    out += '\n';
-    column = 0;
-  }
-  out += std::string(kIndent - column, ' ');
-  column = kIndent;
-  bool first = true;
-  for (const absl::string_view word :
-       absl::StrSplit(text, absl::ByAnyChar(" \n"), absl::SkipEmpty())) {
-    if (!first && column + 1 + word.size() > kWidth) {
-      absl::StrAppend(&out, "\n", std::string(kIndent, ' '));
-      column = kIndent;
-      first = true;
-    }
-    absl::StrAppend(&out, first ? "" : " ", word);
-    column += word.size() + (first ? 0 : 1);
-    first = false;
-  }
-  return out + "\n";
 }
 
 std::string Entry(const absl::CommandLineFlag& flag) {
@@ -60,7 +30,7 @@ std::string Entry(const absl::CommandLineFlag& flag) {
   } else if (!value.empty()) {
     absl::StrAppend(&text, " Default: ", value, ".");
   }
-  return Entry(name, text);
+  return HelpRow(name, text);
 }
 
 std::string ConfigEntries(const StartOptions& options) {
@@ -73,11 +43,11 @@ std::string ConfigEntries(const StartOptions& options) {
     } else if (!options.config_json.empty()) {
       absl::StrAppend(&text, " Default: the program has one.");
     }
-    out += Entry("--config=FILE", text);
+    out += HelpRow("--config=FILE", text);
   }
-  return out + Entry("--set KEY=VALUE",
-                     "Set a key of the configuration: "
-                     "--set zero_optimization.stage=1. May be repeated.");
+  return out + HelpRow("--set KEY=VALUE",
+                       "Set a key of the configuration: "
+                       "--set zero_optimization.stage=1. May be repeated.");
 }
 
 }  // namespace
@@ -114,7 +84,7 @@ std::string HelpText(absl::string_view program, const StartOptions& options,
   absl::StrAppend(&out, "\nConfiguration:\n", ConfigEntries(options));
   out += "\nRanks:\n";
   for (const InitFlag& flag : InitFlags()) {
-    out += Entry(absl::StrCat("--", flag.name, "=", flag.value), flag.text);
+    out += HelpRow(absl::StrCat("--", flag.name, "=", flag.value), flag.text);
   }
   absl::StrAppend(&out, "\nExample: two ranks, ZeRO stage 1\n  ", program,
                   " --world=2 --set zero_optimization.stage=1\n");
