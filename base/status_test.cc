@@ -99,6 +99,21 @@ TEST(AssignOrReturn, TakesTemplateCommas) {
   EXPECT_THAT(run(), IsOkAndHolds(2));
 }
 
+// dist/user/mistakes.cc has the messages.
+TEST(StatusMacros, KnowFunctionsThatCannotReturnAStatus) {
+  using status_internal::MayReturnStatus;
+  static_assert(!MayReturnStatus("int main(int, char **)"));  // clang's
+  static_assert(!MayReturnStatus("void tessera::F<int>()"));
+  static_assert(!MayReturnStatus("bool F()"));
+  static_assert(MayReturnStatus("absl::Status Run(int, char **)"));
+  static_assert(MayReturnStatus("integer F()"));
+  static_assert(MayReturnStatus("Thing::Thing()"));
+  static_assert(MayReturnStatus("main(int, char**)::<lambda()>"));  // gcc's
+  static_assert(MayReturnStatus(""));
+  static_assert(status_internal::kIsStatusOr<absl::StatusOr<int>>);
+  static_assert(!status_internal::kIsStatusOr<absl::Status>);
+}
+
 TEST(Annotate, PrefixesAndKeepsCodeAndPayload) {
   absl::Status status = absl::DataLossError("bad sum");
   status.SetPayload("url", absl::Cord("payload"));

@@ -1,8 +1,9 @@
 #!/bin/bash
 # The archive is unpacked, CMake finds it, three programs are built against it
 # with the system's compiler: README's and a model of somebody's own, which run on
-# two ranks, and docs/quickstart.md's, which has flags. Nothing of this build is
-# used but libtorch.
+# two ranks, and docs/quickstart.md's, which has flags. The model's program has
+# headers of its own that are called as some of ours. Usual mistakes get messages
+# that say what to do. Nothing of this build is used but libtorch.
 #
 # usage: dist_test.sh ARCHIVE USER_FOLDER LIBRARY_OF_THIS_BUILD PAGE...
 set -euo pipefail
@@ -33,6 +34,10 @@ for header in ${headers}; do
     { echo "${header} is not in the archive"; exit 1; }
 done
 
+# Of include/ a program sees one name.
+[[ "$(ls "${home}/include")" == tessera ]]
+ls "${home}"/include/tessera/third_party/{absl,google/protobuf} > /dev/null
+
 # Elsewhere than where it was unpacked: nothing depends on the place.
 mv "${home}" "${work}/moved"
 home="${work}/moved"
@@ -50,6 +55,26 @@ for example in minimal quickstart user; do
   cmake --build "${work}/${example}" &
   builds+=($!)
 done
+
+# What a compiler says of mistakes.cc, with another abseil first on its path.
+other="${work}/other/absl/base"
+mkdir -p "${other}"
+sed 's/\(INLINE_NAMESPACE_NAME\) debian3/\1 lts_other/' \
+  "${home}/include/tessera/third_party/absl/base/options.h" > "${other}/options.h"
+read -ra flags < <(PKG_CONFIG_PATH="${home}/lib/pkgconfig" \
+  pkg-config --cflags 'tessera >= 0.1')
+mistakes="${home}/share/tessera/examples/user/mistakes.cc"
+if LC_ALL=C g++ -fsyntax-only -I"${work}/other" "${flags[@]}" \
+  -isystem "${torch}/include" "${mistakes}" 2> "${work}/said.log"; then
+  echo 'mistakes.cc compiles'
+  exit 1
+fi
+while read -r text; do
+  grep -qF "${text}" "${work}/said.log" ||
+    { echo "no message: ${text}"; grep error: "${work}/said.log"; exit 1; }
+done < <(sed -n 's|^// says: ||p' "${mistakes}"
+  echo "another abseil's headers come before those of Tessera's archive")
+
 for build in "${builds[@]}"; do wait "${build}"; done
 
 cd "${home}/share/tessera"
