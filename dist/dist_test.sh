@@ -43,11 +43,11 @@ mv "${home}" "${work}/moved"
 home="${work}/moved"
 cp -rL "${user}" "${home}/share/tessera/examples/user"
 
-# configure EXAMPLE LIBTORCH
+# configure EXAMPLE LIBTORCH [OPTION...]
 configure() {
   cmake -S "${home}/share/tessera/examples/$1" -B "${work}/$1" \
     -DCMAKE_CXX_COMPILER=/usr/bin/g++ -DCMAKE_PREFIX_PATH="${home}" \
-    -DTORCH_ROOT="$2" > "${work}/cmake.log" 2>&1
+    -DTORCH_ROOT="$2" "${@:3}" > "${work}/cmake.log" 2>&1
 }
 builds=()
 for example in minimal quickstart user; do
@@ -106,6 +106,13 @@ g++ -o "${work}/by_pkg_config" "${work}"/user/CMakeFiles/user.dir/user.cc.o \
   -L"${torch}/lib" -Wl,--disable-new-dtags,-rpath,"${torch}/lib" \
   -Wl,--no-as-needed -ltorch_cpu -lc10 "${libraries[@]}" \
   -Wl,--allow-shlib-undefined
+
+# Without the headers of abseil and protobuf.
+minimal_flags="${work}/minimal/CMakeFiles/minimal.dir/flags.make"
+grep -q "${home}/include .*${home}/include/tessera/third_party" "${minimal_flags}"
+configure minimal "${torch}" -DTessera_THIRD_PARTY_HEADERS=OFF
+grep -q "${home}/include" "${minimal_flags}"
+if grep third_party "${minimal_flags}"; then exit 1; fi
 
 # Nothing, and another version, in the place of libtorch: said, not found out by
 # the linker.
