@@ -12,6 +12,7 @@
 #define BASE_STATUS_H_
 
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "absl/base/optimization.h"
@@ -38,12 +39,38 @@ template <typename T>
 absl::Status ToStatus(absl::StatusOr<T> value) {
   return std::move(value).status();
 }
+template <typename T,
+          std::enable_if_t<!std::is_convertible_v<T&&, absl::Status>, int> = 0>
+absl::Status ToStatus(T&&) {
+  static_assert(sizeof(T) == 0,
+                "TESSERA_RETURN_IF_ERROR takes an absl::Status or an "
+                "absl::StatusOr");
+  return absl::OkStatus();
+}
+
+template <typename T>
+inline constexpr bool kIsStatusOr = false;
+template <typename T>
+inline constexpr bool kIsStatusOr<absl::StatusOr<T>> = true;
+
+// Returns false for a function that cannot return a Status, by the beginning of
+// its __PRETTY_FUNCTION__: "int main(int, char **)". Of other types the
+// compiler says that a Status is not one.
+constexpr bool MayReturnStatus(const char* function) {
+  for (const char* type : {"int ", "void ", "bool "}) {
+    const char* c = function;
+    while (*type != '\0' && *c == *type) ++c, ++type;
+    if (*type == '\0') return false;
+  }
+  return true;
+}
 }  // namespace status_internal
 
 }  // namespace tessera
 
 // Evaluates an absl::Status or absl::StatusOr once and returns its error from
-// the enclosing function, which returns either of the two types.
+// the enclosing function, which returns either of the two types; main does not
+// (TESSERA_MAIN in engine/program/start.h).
 #define TESSERA_RETURN_IF_ERROR(...)                                \
   TESSERA_STATUS_INTERNAL_RETURN(                                   \
       TESSERA_STATUS_INTERNAL_CONCAT(tessera_status_, __COUNTER__), \
@@ -52,27 +79,43 @@ absl::Status ToStatus(absl::StatusOr<T> value) {
 // TESSERA_ASSIGN_OR_RETURN(lhs, expression): returns the error of the StatusOr,
 // or moves its value to `lhs`, which may declare a variable. Expands to several
 // statements, so it cannot be the body of an `if` without braces.
-#define TESSERA_ASSIGN_OR_RETURN(lhs, ...)                                  \
-  TESSERA_STATUS_INTERNAL_ASSIGN(                                           \
-      TESSERA_STATUS_INTERNAL_CONCAT(tessera_status_or_, __COUNTER__), lhs, \
-      (__VA_ARGS__))
+#define TESSERA_ASSIGN_OR_RETURN(lhs, ...)                               \
+  TESSERA_STATUS_INTERNAL_ASSIGN(                                        \
+      TESSERA_STATUS_INTERNAL_CONCAT(                                    \
+          TESSERA_ASSIGN_OR_RETURN_needs_braces_after_if_, __COUNTER__), \
+      lhs, (__VA_ARGS__))
 
 // Names are unique, so that the expression may hold a lambda that uses these
-// macros too.
+// macros too. The name of the StatusOr is what a compiler says of one that is
+// declared in an `if` without braces and used behind it, so its declaration
+// comes first.
 #define TESSERA_STATUS_INTERNAL_RETURN(status, ...) \
   do {                                              \
+    TESSERA_STATUS_INTERNAL_CHECK_FUNCTION;         \
     ::absl::Status status = __VA_ARGS__;            \
     if (ABSL_PREDICT_FALSE(!status.ok())) {         \
       return status;                                \
     }                                               \
   } while (false)
 
-#define TESSERA_STATUS_INTERNAL_ASSIGN(holder, lhs, expression) \
-  auto holder = expression;                                     \
-  if (ABSL_PREDICT_FALSE(!holder.ok())) {                       \
-    return std::move(holder).status();                          \
-  }                                                             \
+#define TESSERA_STATUS_INTERNAL_ASSIGN(holder, lhs, expression)            \
+  auto holder = expression;                                                \
+  TESSERA_STATUS_INTERNAL_CHECK_FUNCTION;                                  \
+  static_assert(::tessera::status_internal::kIsStatusOr<decltype(holder)>, \
+                "TESSERA_ASSIGN_OR_RETURN takes an absl::StatusOr<T>; "    \
+                "an absl::Status goes to TESSERA_RETURN_IF_ERROR");        \
+  if (ABSL_PREDICT_FALSE(!holder.ok())) {                                  \
+    return std::move(holder).status();                                     \
+  }                                                                        \
   TESSERA_STATUS_INTERNAL_UNPAREN(lhs) = std::move(holder).value()
+
+#define TESSERA_STATUS_INTERNAL_CHECK_FUNCTION                                 \
+  static_assert(                                                               \
+      ::tessera::status_internal::MayReturnStatus(__PRETTY_FUNCTION__),        \
+      "TESSERA_RETURN_IF_ERROR and TESSERA_ASSIGN_OR_RETURN return an "        \
+      "absl::Status: the function around them must return absl::Status or "    \
+      "absl::StatusOr<T>. In place of main, write absl::Status Run(int argc, " \
+      "char** argv) and TESSERA_MAIN(Run)")
 
 #define TESSERA_STATUS_INTERNAL_CONCAT_(a, b) a##b
 #define TESSERA_STATUS_INTERNAL_CONCAT(a, b) \

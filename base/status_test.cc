@@ -99,6 +99,21 @@ TEST(AssignOrReturn, TakesTemplateCommas) {
   EXPECT_THAT(run(), IsOkAndHolds(2));
 }
 
+// dist/user/mistakes.cc has the messages.
+TEST(StatusMacros, KnowFunctionsThatCannotReturnAStatus) {
+  using status_internal::MayReturnStatus;
+  EXPECT_FALSE(MayReturnStatus("int main(int, char **)"));  // clang's
+  EXPECT_FALSE(MayReturnStatus("void tessera::F<int>()"));
+  EXPECT_FALSE(MayReturnStatus("bool F()"));
+  EXPECT_TRUE(MayReturnStatus("absl::Status Run(int, char **)"));
+  EXPECT_TRUE(MayReturnStatus("integer F()"));
+  EXPECT_TRUE(MayReturnStatus("Thing::Thing()"));
+  EXPECT_TRUE(MayReturnStatus("main(int, char**)::<lambda()>"));  // gcc's
+  EXPECT_TRUE(MayReturnStatus(""));
+  EXPECT_TRUE(status_internal::kIsStatusOr<absl::StatusOr<int>>);
+  EXPECT_FALSE(status_internal::kIsStatusOr<absl::Status>);
+}
+
 TEST(Annotate, PrefixesAndKeepsCodeAndPayload) {
   absl::Status status = absl::DataLossError("bad sum");
   status.SetPayload("url", absl::Cord("payload"));

@@ -16,6 +16,7 @@
 // Rounds of all are interleaved, in another order each time. Prints for each
 // method one line of JSON: medians in ms, and the rounds' ratios with their
 // median, the least and the largest.
+#include <tessera/tessera.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -34,7 +35,6 @@
 #include "benchmarks/plain_training.h"
 #include "benchmarks/program.h"
 #include "benchmarks/rank_program.h"
-#include "engine/tessera.h"
 #include "optim/matrix/newton_schulz.h"
 
 ABSL_FLAG(int64_t, layers, 6, "Blocks.");

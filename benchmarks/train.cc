@@ -10,6 +10,7 @@
 //
 // It uses the public API alone, with the default configuration except for the
 // flags (train_flags.h).
+#include <tessera/tessera.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -38,7 +39,6 @@
 #include "benchmarks/train_flags.h"
 #include "benchmarks/turns.h"
 #include "data/mapped_file.h"
-#include "engine/tessera.h"
 
 namespace tessera {
 namespace {

@@ -4,6 +4,11 @@
 # called; else the folder TORCH_ROOT (with include/ and lib/); else that of the
 # Python module torch (Python3_EXECUTABLE, or python3).
 #
+# The include path gets include/, where all of Tessera is in tessera/, and behind
+# it the headers of Debian 12's abseil and protobuf in include/tessera/third_party.
+# Where Tessera_THIRD_PARTY_HEADERS is OFF it does not get these, for a machine
+# that has the same ones (libabsl-dev, libprotobuf-dev).
+#
 # Sets Tessera_FOUND, Tessera_VERSION, Tessera_BIN_DIR (with the program tessera).
 get_filename_component(_tessera "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 set(Tessera_BIN_DIR "${_tessera}/bin")
@@ -69,11 +74,17 @@ if(Tessera_FOUND AND NOT TARGET Tessera::tessera)
   # What our headers use inline lies beside the library.
   file(GLOB _beside "${_tessera}/lib/lib*.so.*")
   list(FILTER _beside EXCLUDE REGEX "libtessera")
+  set(_tessera_includes "${_tessera}/include")
+  if(NOT DEFINED Tessera_THIRD_PARTY_HEADERS OR Tessera_THIRD_PARTY_HEADERS)
+    list(APPEND _tessera_includes "${_tessera}/include/tessera/third_party")
+  endif()
+  # An imported target's folders are system ones: behind those of the program,
+  # and without warnings.
   add_library(Tessera::tessera SHARED IMPORTED)
   set_target_properties(Tessera::tessera PROPERTIES
     IMPORTED_LOCATION "${_tessera}/lib/libtessera.so.0"
     IMPORTED_SONAME libtessera.so.0
-    INTERFACE_INCLUDE_DIRECTORIES "${_tessera}/include/tessera"
+    INTERFACE_INCLUDE_DIRECTORIES "${_tessera_includes}"
     INTERFACE_COMPILE_FEATURES cxx_std_17
     # libtorch first: its libraries bring CUDA's, which ours look for, too.
     INTERFACE_LINK_LIBRARIES

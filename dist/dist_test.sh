@@ -1,8 +1,9 @@
 #!/bin/bash
 # The archive is unpacked, CMake finds it, three programs are built against it
 # with the system's compiler: README's and a model of somebody's own, which run on
-# two ranks, and docs/quickstart.md's, which has flags. Nothing of this build is
-# used but libtorch.
+# two ranks, and docs/quickstart.md's, which has flags. The model's program has
+# headers of its own that are called as some of ours. Usual mistakes get messages
+# that say what to do. Nothing of this build is used but libtorch.
 #
 # usage: dist_test.sh ARCHIVE USER_FOLDER LIBRARY_OF_THIS_BUILD PAGE...
 set -euo pipefail
@@ -50,16 +51,20 @@ for header in ${headers}; do
     { echo "${header} is not in the archive"; exit 1; }
 done
 
+# Of include/ a program sees one name.
+[[ "$(ls "${home}/include")" == tessera ]]
+ls "${home}"/include/tessera/third_party/{absl,google/protobuf} > /dev/null
+
 # Elsewhere than where it was unpacked: nothing depends on the place.
 mv "${home}" "${work}/moved"
 home="${work}/moved"
 cp -rL "${user}" "${home}/share/tessera/examples/user"
 
-# configure EXAMPLE LIBTORCH
+# configure EXAMPLE LIBTORCH [OPTION...]
 configure() {
   cmake -S "${home}/share/tessera/examples/$1" -B "${work}/$1" \
     -DCMAKE_CXX_COMPILER=/usr/bin/g++ -DCMAKE_PREFIX_PATH="${home}" \
-    -DTORCH_ROOT="$2" > "${work}/cmake.log" 2>&1
+    -DTORCH_ROOT="$2" "${@:3}" > "${work}/cmake.log" 2>&1
 }
 builds=()
 for example in minimal quickstart user; do
@@ -67,6 +72,26 @@ for example in minimal quickstart user; do
   cmake --build "${work}/${example}" &
   builds+=($!)
 done
+
+# What a compiler says of mistakes.cc, with another abseil first on its path.
+other="${work}/other/absl/base"
+mkdir -p "${other}"
+sed 's/\(INLINE_NAMESPACE_NAME\) debian3/\1 lts_other/' \
+  "${home}/include/tessera/third_party/absl/base/options.h" > "${other}/options.h"
+read -ra flags < <(PKG_CONFIG_PATH="${home}/lib/pkgconfig" \
+  pkg-config --cflags 'tessera >= 0.1')
+mistakes="${home}/share/tessera/examples/user/mistakes.cc"
+if LC_ALL=C g++ -fsyntax-only -I"${work}/other" "${flags[@]}" \
+  -isystem "${torch}/include" "${mistakes}" 2> "${work}/said.log"; then
+  echo 'mistakes.cc compiles'
+  exit 1
+fi
+while read -r text; do
+  grep -qF "${text}" "${work}/said.log" ||
+    { echo "no message: ${text}"; grep error: "${work}/said.log"; exit 1; }
+done < <(sed -n 's|^// says: ||p' "${mistakes}"
+  echo "another abseil's headers come before those of Tessera's archive")
+
 for build in "${builds[@]}"; do wait "${build}"; done
 
 cd "${home}/share/tessera"
@@ -125,6 +150,13 @@ g++ -o "${work}/by_pkg_config" "${work}"/user/CMakeFiles/user.dir/user.cc.o \
   -L"${torch}/lib" -Wl,--disable-new-dtags,-rpath,"${torch}/lib" \
   -Wl,--no-as-needed -ltorch_cpu -lc10 "${libraries[@]}" \
   -Wl,--allow-shlib-undefined
+
+# Without the headers of abseil and protobuf.
+minimal_flags="${work}/minimal/CMakeFiles/minimal.dir/flags.make"
+grep -q "${home}/include .*${home}/include/tessera/third_party" "${minimal_flags}"
+configure minimal "${torch}" -DTessera_THIRD_PARTY_HEADERS=OFF
+grep -q "${home}/include" "${minimal_flags}"
+if grep third_party "${minimal_flags}"; then exit 1; fi
 
 # Nothing, and another version, in the place of libtorch: said, not found out by
 # the linker.

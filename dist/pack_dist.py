@@ -3,8 +3,12 @@
 
 usage: pack_dist.py OUT.tar.gz VERSION.h PATH_IN_THE_ARCHIVE=FILE ... -- HEADER ...
 
-Of the headers, ours and those of abseil and protobuf on this system, what the
-public ones include goes to include/tessera. Programs and libraries are treated
+Our headers, those that the public ones include, go to include/tessera. They and
+their guards get the prefix there ("engine/engine.h" becomes
+"tessera/engine/engine.h", ENGINE_ENGINE_H_ becomes TESSERA_ENGINE_ENGINE_H_), so
+that a program may have headers of the same names. Those of abseil and protobuf on
+this system go to include/tessera/third_party as they are; a header of ours checks
+that no other abseil comes before them. Programs and libraries are treated
 as bundle/pack.py does it: the system's libraries that they need lie beside ours
 in lib/, which have no place in a CMake package of their own on Debian. What is
 linked to users' programs is lib/ alone: programs in libexec/tessera/bin have
@@ -25,23 +29,30 @@ import pack  # pylint: disable=wrong-import-position
 
 PUBLIC = [
     'absl/flags/flag.h',  # for flags that Start reads
-    'base/system/process_end.h', 'base/thread/wait_clock.h',
-    'data/distributed_order.h',
-    'data/distributed_sampler.h', 'data/images/cifar.h',
-    'data/images/made_images.h', 'data/images/mnist.h',
-    'data/mixture_order.h', 'data/tar/tar_shards.h',
-    'data/text/packed_corpus.h', 'data/text/token_corpus.h',
-    'data/text/token_writer.h', 'engine/summary.h', 'engine/tessera.h',
-    'evaluation/evaluate.h', 'loader/client_state.h',
-    'loader/data_loader.h', 'loader/tensor_data.h',
-    'monitor/metrics_writer.h',
-    'nn/linear_cross_entropy.h', 'nn/sync_batch_norm.h',
-    'optim/custom/torch_optimizer.h', 'verify/verify.h']
+    'tessera/extra.h', 'tessera/tessera.h']
+PREFIX = 'tessera/'
 APART = 'libexec/tessera/'
 SYSTEM = '/usr/include'
 THIRD_PARTY = ('absl/', 'google/protobuf/')
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
-GENERATED = re.compile(r'^bazel-out/[^/]+/bin/')
+OURS = re.compile(r'^(\s*#\s*include\s*)["<]([^">]+)[">]', re.MULTILINE)
+GUARD = re.compile(r'^#ifndef +(\w+)\n#define +\1$', re.MULTILINE)
+# What every header of ours reaches through base/status.h.
+ABSEIL, FIRST = 'absl/base/options.h', 'base/status.h'
+NAMESPACE = re.compile(r'^#define ABSL_OPTION_INLINE_NAMESPACE_NAME (\w+)$', re.MULTILINE)
+CHECK = '''
+// Tessera's library is for the abseil whose headers are in its archive.
+#define TESSERA_TEXT_(word) #word
+#define TESSERA_TEXT(word) TESSERA_TEXT_(word)
+static_assert(
+    ::absl::string_view(TESSERA_TEXT(ABSL_OPTION_INLINE_NAMESPACE_NAME)) == "%s",
+    "another abseil's headers come before those of Tessera's archive "
+    "(include/tessera/third_party): put its include folder behind Tessera's, or "
+    "use it in other source files");
+#undef TESSERA_TEXT
+#undef TESSERA_TEXT_
+'''
+GENERATED = re.compile(r'^bazel-out/[^/]+/bin/(?:[\w/]*/_virtual_includes/[^/]+/)?')
 VERSION = re.compile(r'kTesseraVersion\[\] = "([0-9.]+)"')
 
 
@@ -74,6 +85,28 @@ def public_headers(ours):
     return found
 
 
+def in_archive(name):
+    """The place of a header of ours below include/."""
+    return name if name.startswith(PREFIX) else PREFIX + name
+
+
+def packed(name, ours, abseil):
+    """The text of a header of ours as it is in the archive."""
+    text = read(ours[name]).decode()
+
+    def include(match):
+        return '%s"%s"' % (match[1], in_archive(match[2])) if match[2] in ours else match[0]
+    text = OURS.sub(include, text)
+    guard = GUARD.search(text)
+    assert guard, 'no guard: ' + name
+    if not name.startswith(PREFIX):
+        text = re.sub(r'\b%s\b' % guard[1], 'TESSERA_' + guard[1], text)
+    if name == FIRST:
+        end = text.rindex('#endif')
+        text = text[:end].rstrip() + '\n' + CHECK % abseil + '\n' + text[end:]
+    return text.encode()
+
+
 def main():
     out, version_header, *rest = sys.argv[1:]
     split = rest.index('--')
@@ -92,19 +125,24 @@ def main():
             binaries.add(folder + name)
     filled_in = {b'@TESSERA_VERSION@': version,
                  b'@BESIDE@': ' '.join('-l:' + name for name in sorted(beside))}
+    abseil, = NAMESPACE.findall(read(os.path.join(SYSTEM, ABSEIL)).decode())
+    texts = {}
     for name, path in public_headers(ours).items():
-        files['include/tessera/' + name] = path
+        if name in ours:
+            texts['include/' + in_archive(name)] = packed(name, ours, abseil)
+        else:
+            files['include/tessera/third_party/' + name] = path
     pack.RUN_PATH_TAG = pack.RPATH
     pack.ROOT = 'tessera-%s-linux-x86_64' % version
     with tempfile.TemporaryDirectory() as folder, \
             open(out, 'wb') as raw, \
             gzip.GzipFile('', 'wb', 9, raw, mtime=0) as zipped, \
             tarfile.open(fileobj=zipped, mode='w') as tar:
-        for name, path in sorted(files.items()):
+        for name in sorted({**files, **texts}):
             if name in binaries:
-                pack.add(tar, name, pack.stripped(path, folder), True)
+                pack.add(tar, name, pack.stripped(files[name], folder), True)
                 continue
-            data = read(path)
+            data = texts[name] if name in texts else read(files[name])
             for mark, text in filled_in.items():
                 data = data.replace(mark, text.encode())
             pack.add(tar, name, data, data.startswith(b'#!'))

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "sharding/flat/use.h"  // IWYU pragma: export
 
 namespace tessera {
 

@@ -17,7 +17,7 @@
 #include "data/sample_order.h"
 #include "loader/batch.h"
 #include "loader/block_pool.h"
-#include "loader/loader_options.h"
+#include "loader/data_loader.h"
 
 namespace tessera {
 

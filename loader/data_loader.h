@@ -30,19 +30,52 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <type_traits>
 
+#include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "data/sample_order.h"
 #include "loader/batch.h"
-#include "loader/loader_options.h"
 
 namespace tessera {
 
 class Communicator;  // comm/communicator.h
+
+// EpochEnd says what happens to the samples at the end of an epoch that are
+// fewer than a batch.
+enum class EpochEnd {
+  kContinue,  // the next epoch fills the batch up: all are full
+  kShort,     // they are a batch of their own (torch: drop_last=False)
+  kDrop,      // nobody sees them (torch: drop_last=True)
+};
+
+struct DataLoaderOptions {
+  int64_t batch_size = 1;  // this rank's samples
+  EpochEnd epoch_end = EpochEnd::kContinue;
+  uint64_t seed = 0;  // for BatchContext::Random; the same on all ranks
+  // Threads that call Fetch; 0: Next does (torch: num_workers).
+  int workers = 0;
+  // Batches that are ready or being made, in all; 0: two for each worker
+  // (torch: workers * prefetch_factor). Ignored without workers.
+  int prefetch = 0;
+  // The most bytes of batches that are ready, on the host or copied ahead. A
+  // batch that is being made counts as the largest so far. One batch is always
+  // allowed, however large; 0: no limit.
+  int64_t prefetch_bytes = 0;
+  // The device to which batches go.
+  at::Device device = at::kCPU;
+  // Batches that are copied to the device, or being copied, before they are
+  // asked for, besides the one that Next returns. Ignored without workers.
+  int device_prefetch = 1;
+  // Whether batches are in pinned memory, copies from which run beside the work
+  // of the host and the device. Absent: if the device is not the CPU.
+  std::optional<bool> pin_memory;
+};
 
 // Figures since Create.
 struct DataLoaderStats {
@@ -67,6 +100,28 @@ class DataLoader {
   static absl::StatusOr<std::unique_ptr<DataLoader>> Create(
       std::unique_ptr<SampleOrder> order, Fetch fetch,
       const DataLoaderOptions& options);
+  // These two make the usual mistakes readable: an order that is still in its
+  // StatusOr, and the options of libtorch's class of the same name.
+  template <typename T, typename Options = DataLoaderOptions>
+  static absl::StatusOr<std::unique_ptr<DataLoader>> Create(
+      const absl::StatusOr<T>&, Fetch, const Options&) {
+    static_assert(sizeof(T) == 0,
+                  "DataLoader::Create takes an order and no StatusOr of one: "
+                  "TESSERA_ASSIGN_OR_RETURN(auto order, "
+                  "tessera::DistributedOrder::Create(...))");
+    return nullptr;
+  }
+  template <typename Options,
+            std::enable_if_t<!std::is_convertible_v<const Options&,
+                                                    const DataLoaderOptions&>,
+                             int> = 0>
+  static absl::StatusOr<std::unique_ptr<DataLoader>> Create(
+      std::unique_ptr<SampleOrder>, Fetch, const Options&) {
+    static_assert(sizeof(Options) == 0,
+                  "DataLoader::Create takes tessera::DataLoaderOptions, not "
+                  "torch::data::DataLoaderOptions: write the namespace");
+    return nullptr;
+  }
   // Drops what is being made: waits for the calls of Fetch under way, and for
   // no others.
   ~DataLoader();

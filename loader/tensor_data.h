@@ -26,9 +26,9 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "data/distributed_order.h"  // IWYU pragma: export
 #include "loader/batch.h"
 #include "loader/data_loader.h"
-#include "loader/loader_options.h"
 
 namespace tessera {
 

@@ -6,9 +6,19 @@
 #include <string>
 #include <vector>
 
-#include "monitor/histogram.h"
-
 namespace tessera {
+
+// Histogram shows how values are distributed, in TensorBoard's form
+// (HistogramOf in monitor/histogram.h makes one).
+struct Histogram {
+  double min = 0, max = 0, sum = 0, sum_squares = 0;
+  int64_t count = 0;       // of finite values
+  int64_t not_finite = 0;  // left out of all other fields
+  // Bucket i counts the values in (limits[i - 1], limits[i]]; the last limit is
+  // `max`. Empty without values.
+  std::vector<double> limits;
+  std::vector<int64_t> counts;
+};
 
 struct StepMetrics {
   // A number has two names: a short one for files with an object per step

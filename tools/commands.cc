@@ -30,8 +30,8 @@ std::string ManualPage(const CommandLine& tool) {
       "runs\n",
       tool.ManualPage(kDescription),
       ".SH EXIT STATUS\n.TP\n.B 0\nSuccess, and no differences.\n"
-      ".TP\n.B 1\nThere is an error or a fault, which standard error tells, or "
-      "two things differ.\n.TP\n.B 2\nThe words are not what is expected.\n"
+      ".TP\n.B 1\nAn error or a fault, reported on standard error, or a "
+      "difference.\n.TP\n.B 2\nWrong usage.\n"
       ".SH SEE ALSO\nThe pages in\n.I docs/\nof the source.\n");
 }
 

@@ -30,8 +30,9 @@ CLASS = re.compile(r"""
 OTHER = ("third_party", "docs", "shared")
 # Of code in one folder, tests aside.
 MAX_FILES = 25
-# What a program includes; how many of our headers that may name, and reach.
-PUBLIC = "engine/tessera.h"
+# What a program includes; how many of our headers that may name, and reach. Its
+# folder alone is a prefix that compilers search, so <> finds it.
+PUBLIC = "tessera/tessera.h"
 MAX_NAMED = 12
 MAX_REACHED = 45
 
@@ -113,7 +114,7 @@ def check_file(root, path, layers):
             if header.split("/")[0] in tops and "/" in header:
                 if room_of(header, layers) not in allowed:
                     yield where + "%s/ may not include %s" % (room, header)
-                elif quote == "<":
+                elif quote == "<" and header.split("/")[0] != PUBLIC.split("/")[0]:
                     yield where + 'write #include "%s"' % header
             elif quote == '"' and (header.startswith("../") or os.path.exists(
                     os.path.join(root, os.path.dirname(path), header))):
@@ -269,6 +270,13 @@ class OnMadeUpTree(unittest.TestCase):
     def test_angle_brackets_do_not_hide_it(self):
         self.assertEqual(["low/a.cu:1: low/ may not include high/b.h"],
                          self.faults({"low/a.cu": "#include <high/b.h>\n"}))
+
+    def test_a_programs_header_in_angle_brackets(self):
+        with tempfile.TemporaryDirectory() as root:
+            with open(os.path.join(root, "a.cc"), "w", encoding="utf-8") as file:
+                file.write("#include <tessera/a.h>\n#include <low/a.h>\n")
+            faults = check_file(root, "a.cc", {"": ["tessera", "low"], "tessera": [], "low": []})
+            self.assertEqual(['a.cc:2: write #include "low/a.h"'], list(faults))
 
     def test_neighbour_without_folder(self):
         self.assertEqual(

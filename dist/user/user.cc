@@ -1,15 +1,18 @@
 // A model of one's own, as somebody writes it who has the archive alone: a
-// configuration from a string, a sampler, a checkpoint, another engine from it.
+// configuration from a string, a loader over tensors, a checkpoint, another
+// engine from it, an evaluation, and the proof that all of it is exact.
+#include <tessera/extra.h>
+#include <tessera/tessera.h>
+
 #include <cstdio>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "ATen/Functions.h"
-#include "data/distributed_sampler.h"
-#include "engine/tessera.h"
 #include "torch/nn/functional/activation.h"
 #include "torch/nn/module.h"
 #include "torch/nn/modules/linear.h"
-#include "verify/verify.h"
 
 namespace nn = torch::nn;
 
@@ -35,66 +38,101 @@ struct Model : nn::Module {
   std::shared_ptr<Block> a, b;
 };
 
-at::Tensor Loss(Model& model) {
-  const at::Tensor x = at::randn({16, 32});
-  return (model.forward(x) - x.flip(1)).square().mean();
+// [B], of each sample.
+at::Tensor Losses(Model& model, const at::Tensor& x) {
+  return (model.forward(x) - x.flip(1)).square().mean(1);
+}
+
+// Trains six steps, with a checkpoint in `folder` before the last; or, resumed
+// from that, the last one. Returns the last loss.
+absl::StatusOr<double> Train(const tessera::StartedJob& job,
+                             const tessera::TensorData& data,
+                             const std::string& folder, bool resumed) {
+  tessera::SeedAll(1, *job.world);
+  auto model = std::make_shared<Model>();
+  int written = 0;
+  tessera::EngineOptions options;
+  options.metrics_writers = {tessera::WriterOf([&](const auto&) {
+    ++written;
+    return absl::OkStatus();
+  })};
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           tessera::Engine::Create(model, job.config, options));
+  tessera::DataLoaderOptions batches;
+  batches.batch_size = 16;
+  TESSERA_ASSIGN_OR_RETURN(
+      auto loader, tessera::LoadInMemory(data.fetch(), data.num_samples(),
+                                         job.comm(), batches));
+  if (resumed) {
+    TESSERA_ASSIGN_OR_RETURN(auto report, engine->LoadCheckpoint(folder));
+    TESSERA_ASSIGN_OR_RETURN(auto parts,
+                             tessera::UnpackClientState(report.client_state));
+    TESSERA_RETURN_IF_ERROR(loader->Load(parts["loader"]));
+  }
+  double last = 0;
+  while (engine->step() < 6) {
+    if (!resumed && engine->step() == 5) {
+      TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(
+          folder, tessera::PackClientState({{"loader", loader->State()}})));
+    }
+    TESSERA_ASSIGN_OR_RETURN(auto batch, loader->NextOnAll(job.comm()));
+    const at::Tensor loss = Losses(*model, batch.tensors[0]).mean();
+    TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
+    TESSERA_RETURN_IF_ERROR(engine->Step());
+    last = loss.item<double>();
+  }
+  tessera::Mean mean("loss");
+  tessera::EvaluateOptions by_20;
+  by_20.batch_size = 20;
+  TESSERA_RETURN_IF_ERROR(tessera::Evaluate(
+      engine.get(), {&mean}, data.num_samples(),
+      [&](absl::Span<const int64_t> samples) -> absl::Status {
+        mean.Add(Losses(*model, data.Rows(samples)[0]));
+        return absl::OkStatus();
+      },
+      by_20));
+  tessera::SummaryOptions units;
+  units.engine = engine.get();
+  if (job.world->rank() == 0 && resumed) {
+    std::printf("%s\nloss of all %f\n", tessera::Summary(*model, units).c_str(),
+                mean.value());
+  }
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  if (job.world->rank() == 0 && written == 0) {
+    return absl::InternalError("no metrics were written");
+  }
+  return last;
 }
 
 absl::Status Run(int argc, char** argv) {
-  TESSERA_ASSIGN_OR_RETURN(auto* world, tessera::Init(&argc, argv));
-  TESSERA_ASSIGN_OR_RETURN(
-      const tessera::proto::Config config,
-      tessera::ParseConfig(kConfig, "user.json", world->world_size()));
-  const std::string folder = argv[1];
-  TESSERA_ASSIGN_OR_RETURN(
-      auto sampler,
-      tessera::DistributedSampler::Create({.num_samples = 100,
-                                           .rank = world->rank(),
-                                           .world_size = world->world_size()}));
-  sampler.NextBatch(16);
-  double saved = 0;
-  for (const bool resumed : {false, true}) {
-    at::manual_seed(1);
-    auto model = std::make_shared<Model>();
-    TESSERA_ASSIGN_OR_RETURN(auto engine,
-                             tessera::Engine::Create(model, config));
-    if (resumed)
-      TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(folder).status());
-    at::manual_seed(world->rank());
-    double loss = 0;
-    for (int step = 0; step < (resumed ? 1 : 6); ++step) {
-      if (!resumed && step == 5) {
-        TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(folder));
-        at::manual_seed(world->rank());
-      }
-      const at::Tensor now = Loss(*model);
-      TESSERA_RETURN_IF_ERROR(engine->Backward(now));
-      TESSERA_RETURN_IF_ERROR(engine->Step());
-      loss = now.item<double>();
-    }
-    if (resumed && loss != saved) {
-      return absl::InternalError("another loss after the checkpoint");
-    }
-    saved = loss;
-    TESSERA_RETURN_IF_ERROR(engine->Close());
+  tessera::StartOptions options;
+  options.config_json = kConfig;
+  options.positional = true;
+  TESSERA_ASSIGN_OR_RETURN(auto job, tessera::Start(&argc, argv, options));
+  at::manual_seed(7);
+  TESSERA_ASSIGN_OR_RETURN(auto data,
+                           tessera::TensorData::Create({at::randn({100, 32})}));
+  TESSERA_ASSIGN_OR_RETURN(const double saved,
+                           Train(job, data, argv[1], false));
+  TESSERA_ASSIGN_OR_RETURN(const double loaded,
+                           Train(job, data, argv[1], true));
+  if (saved != loaded) {
+    return absl::InternalError("another loss after the checkpoint");
   }
-  const tessera::VerifyOptions options = {.steps = 2};
+  tessera::VerifyOptions steps;
+  steps.steps = 2;
   TESSERA_ASSIGN_OR_RETURN(
       const auto report,
-      tessera::Verify([] { return std::make_shared<Model>(); }, config,
-                      [](nn::Module& module, int rank, int64_t micro_batch) {
-                        at::manual_seed(100 * rank + micro_batch);
-                        return Loss(*module.as<Model>());
-                      },
-                      options));
-  if (world->rank() == 0) std::printf("resumed at %.6f, verified\n", saved);
+      tessera::Verify(
+          [] { return std::make_shared<Model>(); }, job.config,
+          [](nn::Module& module, int rank, int64_t micro_batch) {
+            at::manual_seed(100 * rank + micro_batch);
+            return Losses(*module.as<Model>(), at::randn({16, 32})).mean();
+          },
+          steps));
+  if (job.world->rank() == 0) std::printf("resumed at %.6f, verified\n", saved);
   return report.exact ? absl::OkStatus()
                       : absl::InternalError("not the bits of one process");
 }
 
-int main(int argc, char** argv) {
-  auto status = tessera::CatchTorch("user", [&] { return Run(argc, argv); });
-  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  tessera::Shutdown();
-  return status.ok() ? 0 : 1;
-}
+TESSERA_MAIN(Run)

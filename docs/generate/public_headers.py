@@ -19,8 +19,7 @@ import sys
 PACKER = "dist/pack_dist.py"  # its PUBLIC are the headers that a program includes
 # What these include for their own sake: no name of it is one for users.
 INTERNAL = ("base/layout/*", "base/monotonic.h", "checkpoint/exchange/safetensors_[fh]*",
-            "comm/call_site.h", "sharding/recompute/checkpointed/tensors_of.h",
-            "verify/oracle*", "optim/algorithms/table.h")
+            "comm/call_site.h", "verify/oracle*", "optim/algorithms/table.h")
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 SCOPE = re.compile(r"^\s*(template\s*<.*>\s*)?(inline\s+)?(namespace|class|struct|union|enum)\b")
 # Nothing to describe: what is deleted or defaulted, destructors, other names of things.

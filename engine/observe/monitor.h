@@ -22,6 +22,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/strings/string_view.h"
 #include "engine/observe/step_record.h"
+#include "monitor/metrics_writer.h"  // IWYU pragma: export
 #include "monitor/step_metrics.h"
 
 namespace tessera {

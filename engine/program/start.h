@@ -26,8 +26,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/status.h"       // IWYU pragma: export
+#include "base/torch_guard.h"  // IWYU pragma: export
 #include "comm/world/world.h"  // IWYU pragma: export
-#include "config/config.h"
+#include "config/config.h"     // IWYU pragma: export
 
 namespace tessera {
 

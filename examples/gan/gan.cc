@@ -6,13 +6,14 @@
 //
 // Sources: Goodfellow et al., 2014, with the non-saturating loss; a rate for
 // each of the two: Heusel et al., 2017.
+#include <tessera/tessera.h>
+
 #include <cmath>
 #include <cstdio>
 #include <memory>
 #include <string>
 
 #include "absl/flags/flag.h"
-#include "engine/tessera.h"
 #include "torch/torch.h"
 
 ABSL_FLAG(std::string, generator, "examples/gan/generator.json",

@@ -3,6 +3,8 @@
 //   train --data kjv.txt --world=2 --steps 100 --sample 200
 //
 // trainer.cc has what uses Tessera; the model (gpt.h) does not know of it.
+#include <tessera/tessera.h>
+
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -13,16 +15,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/monotonic.h"
-#include "base/status.h"
 #include "base/torch/device_ledger.h"
-#include "comm/world/world.h"
-#include "engine/program/start.h"
 #include "examples/gpt/flags.h"
 #include "examples/gpt/rank_memory.h"
 #include "examples/gpt/report.h"
 #include "examples/gpt/trainer.h"
 #include "examples/text/generate.h"
-#include "monitor/progress_bar.h"
 
 namespace {
 

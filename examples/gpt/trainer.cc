@@ -1,17 +1,15 @@
 #include "examples/gpt/trainer.h"
 
+#include <tessera/tessera.h>
+
 #include <vector>
 
 #include "ATen/Functions.h"
 #include "ATen/Parallel.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/status.h"
-#include "evaluation/evaluate.h"
 #include "examples/text/generate.h"
 #include "examples/text/train_step.h"
-#include "loader/client_state.h"
-#include "nn/linear_cross_entropy.h"
 
 namespace {
 

@@ -2,6 +2,8 @@
 #ifndef EXAMPLES_GPT_TRAINER_H_
 #define EXAMPLES_GPT_TRAINER_H_
 
+#include <tessera/tessera.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,14 +12,9 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "comm/world/world.h"
-#include "config/config.h"
-#include "engine/engine.h"
-#include "engine/program/start.h"
 #include "examples/gpt/flags.h"
 #include "examples/gpt/gpt.h"
 #include "examples/text/token_loader.h"
-#include "loader/data_loader.h"
 
 class Trainer {
  public:

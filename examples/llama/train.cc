@@ -6,6 +6,8 @@
 //
 // The model (llama.h) and its sizes (llama_config.h) know nothing of Tessera;
 // everything that a program has to do is in Run.
+#include <tessera/tessera.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -14,7 +16,6 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
-#include "engine/tessera.h"
 #include "examples/llama/llama.h"
 #include "examples/llama/llama_config.h"
 #include "examples/text/generate.h"

@@ -24,6 +24,8 @@
 #ifndef EXAMPLES_LORA_LORA_H_
 #define EXAMPLES_LORA_LORA_H_
 
+#include <tessera/tessera.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -33,7 +35,6 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/tessera.h"
 #include "torch/nn/modules/linear.h"
 
 struct LoraOptions {

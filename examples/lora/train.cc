@@ -5,6 +5,8 @@
 //
 // Lora (lora.h) is plain libtorch and works for other models as well; Tessera
 // keeps the frozen base in shards, without optimizer states.
+#include <tessera/tessera.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -13,7 +15,6 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
-#include "engine/tessera.h"
 #include "examples/llama/llama.h"
 #include "examples/llama/llama_config.h"
 #include "examples/lora/lora.h"

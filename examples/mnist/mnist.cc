@@ -7,20 +7,18 @@
 // Without it images are synthetic.
 #include "data/images/mnist.h"
 
+#include <tessera/tessera.h>
+
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/flags/flag.h"
-#include "data/distributed_order.h"
 #include "data/images/made_images.h"
-#include "engine/tessera.h"
-#include "evaluation/evaluate.h"
 #include "examples/vision/images.h"
 #include "examples/vision/score.h"
 #include "examples/vision/torch_arguments.h"
-#include "loader/data_loader.h"
 #include "torch/torch.h"
 
 ABSL_FLAG(std::string, data, "",

@@ -6,13 +6,14 @@
 // zero3.json configures it: units are blocks and experts; gathers are
 // one-sided, since over nccl they would be collectives, for which all ranks
 // would have to use the same experts in the same order.
+#include <tessera/tessera.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <string>
 
 #include "absl/flags/flag.h"
-#include "engine/tessera.h"
 #include "examples/moe/moe.h"
 #include "examples/text/token_loader.h"
 #include "examples/text/train_step.h"

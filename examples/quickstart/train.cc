@@ -1,6 +1,8 @@
 // Trains a model of your own in shards (docs/quickstart.md).
 //
 //   train --world=2
+#include <tessera/tessera.h>
+
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -8,7 +10,6 @@
 
 #include "ATen/Functions.h"
 #include "absl/flags/flag.h"
-#include "engine/tessera.h"
 #include "torch/nn/module.h"
 #include "torch/nn/modules/linear.h"
 #include "torch/nn/modules/normalization.h"

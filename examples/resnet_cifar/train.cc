@@ -5,10 +5,11 @@
 //   train --dist-url tcp://node1:29500 --world-size 6 --rank 3 --data FOLDER
 //
 // trainer.cc has all that uses Tessera.
+#include <tessera/tessera.h>
+
 #include <string>
 
 #include "absl/flags/flag.h"
-#include "engine/tessera.h"
 #include "examples/resnet_cifar/trainer.h"
 #include "examples/vision/torch_arguments.h"
 

@@ -1,5 +1,7 @@
 #include "examples/resnet_cifar/trainer.h"
 
+#include <tessera/tessera.h>
+
 #include <cstdio>
 #include <utility>
 
@@ -7,12 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
-#include "data/distributed_order.h"
 #include "data/images/cifar.h"
 #include "data/images/made_images.h"
-#include "evaluation/evaluate.h"
 #include "examples/resnet_cifar/augment.h"
-#include "loader/client_state.h"
 #include "torch/torch.h"
 
 namespace {

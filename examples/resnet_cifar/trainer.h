@@ -2,6 +2,8 @@
 #ifndef EXAMPLES_RESNET_CIFAR_TRAINER_H_
 #define EXAMPLES_RESNET_CIFAR_TRAINER_H_
 
+#include <tessera/tessera.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -9,11 +11,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/tessera.h"
 #include "examples/resnet_cifar/resnet.h"
 #include "examples/vision/images.h"
 #include "examples/vision/score.h"
-#include "loader/data_loader.h"
 
 struct TrainFlags {
   std::string data;       // CIFAR-10's binary version; "": synthetic images

@@ -3,16 +3,16 @@
 #ifndef EXAMPLES_TEXT_TOKEN_LOADER_H_
 #define EXAMPLES_TEXT_TOKEN_LOADER_H_
 
+#include <tessera/tessera.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
-#include "comm/world/world.h"
 #include "data/text/token_corpus.h"
 #include "data/text/token_file.h"
-#include "loader/data_loader.h"
 
 struct TokenTextOptions {
   // A file, or a pattern (tessera::TokenCorpus::Open). llm.c's files say the

@@ -1,10 +1,10 @@
 #include "examples/text/train_step.h"
 
+#include <tessera/tessera.h>
+
 #include <cstdint>
 
 #include "ATen/Functions.h"
-#include "base/status.h"
-#include "config/config.pb.h"
 
 absl::StatusOr<at::Tensor> TrainStep(tessera::Engine* engine,
                                      tessera::DataLoader* loader,

@@ -2,6 +2,8 @@
 #ifndef EXAMPLES_VISION_IMAGES_H_
 #define EXAMPLES_VISION_IMAGES_H_
 
+#include <tessera/tessera.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -12,8 +14,6 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "data/images/image_set.h"
-#include "loader/batch.h"
-#include "loader/sample_random.h"
 
 struct ImageSets {
   tessera::ImageSet train, test;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "engine/plan/plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/optim/custom_run.h"

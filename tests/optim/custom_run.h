@@ -2,6 +2,7 @@
 #ifndef TESTS_OPTIM_CUSTOM_RUN_H_
 #define TESTS_OPTIM_CUSTOM_RUN_H_
 
+#include <tessera/tessera.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -12,7 +13,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/tessera.h"
 #include "optim/custom/torch_optimizer.h"
 #include "tests/optim/optimizer_run.h"
 

@@ -96,13 +96,14 @@ LAYERS = {
     "verify/factored": [],
     "verify/plain": ["sharding/dispatch"],
     "verify": ["base/...", "verify/factored", "verify/plain", "config", "comm", "comm/world", "sharding/...", "engine/...", "offload/...", "nn"],
-    "examples": ["base/...", "config", "config/reader", "comm", "comm/world", "data/...", "monitor", "loader", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "evaluation", "offload/...", "nn"],
+    "tessera": ["base/...", "config", "comm", "comm/world", "data/...", "monitor", "loader", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "evaluation", "verify", "nn"],
+    "examples": ["tessera", "base/...", "config", "config/reader", "comm", "comm/world", "data/...", "monitor", "loader", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "evaluation", "offload/...", "nn"],
     "benchmarks/gpt": ["base/...", "verify/plain"],
-    "benchmarks": ["testing/device", "benchmarks/gpt", "base/...", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim", "optim/algorithms", "optim/kernels", "optim/matrix", "checkpoint/...", "engine/...", "verify/...", "offload/...", "nn"],
+    "benchmarks": ["tessera", "testing/device", "benchmarks/gpt", "base/...", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim", "optim/algorithms", "optim/kernels", "optim/matrix", "checkpoint/...", "engine/...", "verify/...", "offload/...", "nn"],
     "tools": ["base/...", "report", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "examples", "offload/..."],
-    "tests": ["testing/...", "base/...", "report", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "evaluation", "verify/...", "examples", "tools", "offload/...", "nn"],
-    "bundle": ["testing/...", "base/...", "report", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "evaluation", "verify/...", "examples", "benchmarks", "tools", "tests", "offload/..."],
-    "dist": ["base/...", "data/...", "monitor", "loader", "engine/...", "evaluation", "verify/...", "tools", "bundle", "examples", "nn"],
+    "tests": ["tessera", "testing/...", "base/...", "report", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "evaluation", "verify/...", "examples", "tools", "offload/...", "nn"],
+    "bundle": ["tessera", "testing/...", "base/...", "report", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "evaluation", "verify/...", "examples", "benchmarks", "tools", "tests", "offload/..."],
+    "dist": ["tessera", "base/...", "data/...", "monitor", "loader", "engine/...", "evaluation", "verify/...", "tools", "bundle", "examples", "nn"],
 }
 
 def _allows(words, layer):
