@@ -11,7 +11,7 @@
 #include "engine/observe/monitor.h"     // IWYU pragma: export
 #include "engine/plan/plan.h"           // IWYU pragma: export
 #include "engine/program/start.h"       // IWYU pragma: export
-#include "monitor/progress_bar.h"       // IWYU pragma: export
+#include "engine/progress.h"            // IWYU pragma: export
 #include "sharding/flat/use.h"          // IWYU pragma: export
 #include "sharding/recompute/checkpointed/checkpointed_sequential.h"  // IWYU pragma: export
 
