@@ -1,7 +1,7 @@
 #!/bin/bash
-# The archive is unpacked, CMake finds it, three programs are built against it
-# with the system's compiler: README's and a model of somebody's own, which run on
-# two ranks, and docs/quickstart.md's, which has flags. Nothing of this build is
+# The archive is unpacked, CMake finds it, four programs are built against it with
+# the system's compiler: README's, a model of somebody's own and mnist, which run
+# on two ranks, and docs/quickstart.md's, which has flags. Nothing of this build is
 # used but libtorch.
 #
 # usage: dist_test.sh ARCHIVE USER_FOLDER LIBRARY_OF_THIS_BUILD PAGE...
@@ -45,7 +45,7 @@ configure() {
     -DTORCH_ROOT="$2" > "${work}/cmake.log" 2>&1
 }
 builds=()
-for example in minimal quickstart user; do
+for example in minimal mnist quickstart user; do
   configure "${example}" "${torch}" || { cat "${work}/cmake.log"; exit 1; }
   cmake --build "${work}/${example}" &
   builds+=($!)
@@ -59,6 +59,10 @@ echo "${losses}"
 said="$("${work}/minimal/minimal" --wrld=2 2>&1 || true)"
 [[ "${said}" == *'did you mean --world?'* ]]
 "${work}/user/user" "${work}/checkpoint" --world=2
+# From anywhere: its configuration is beside the program.
+said="$(cd / && "${work}/mnist/mnist" --world=2 --images 100 --steps 2)"
+[[ "${said}" == *'2/2  '*'test set: '*' of 20 images'* ]] ||
+  { echo "${said}"; exit 1; }
 [[ "$("${work}/quickstart/train" --help)" == *'--dir  '*'--world=N  '* ]]
 "${home}/bin/tessera" config check examples/minimal/zero3.json > /dev/null
 [[ "$("${home}/bin/tessera" --help)" == *'checkpoint verify'* ]]

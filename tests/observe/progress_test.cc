@@ -74,7 +74,7 @@ TESSERA_RANK_FUNCTION(ShowsProgress) {
   return absl::StrCat(text, shown);
 }
 
-TEST(ProgressTest, TheMeanLossOfARanksStepsAndTheirSpeed) {
+TEST(ProgressTest, TheMeanLossOfAllRanksAndTheirSpeed) {
   EXPECT_THAT(RunOnRanks(2, "ShowsProgress", ""),
               ElementsAre("11.5\n"
                           "1/4  00:02  loss 5.5000  lr 0.01  2.0 samples/s  "
