@@ -36,6 +36,7 @@ namespace tessera {
 
 class Engine;  // engine/engine.h
 
+// What Progress shows, and where.
 struct ProgressOptions {
   int64_t steps = 0;  // of the run, as Engine::step() counts; 0: not known
   // Where rank 0 writes; borrowed. nullptr: nowhere.
@@ -46,6 +47,7 @@ struct ProgressOptions {
   Clock clock = MonotonicNow;
 };
 
+// Shows the steps of one engine.
 class Progress {
  public:
   // `engine` outlives it. Make it just before the loop, on all ranks with the
