@@ -1,5 +1,6 @@
 #include "engine/progress.h"
 
+#include <cstddef>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -22,7 +23,7 @@ constexpr int64_t kExchangeEach = 10;  // steps
 
 struct Losses {
   double sum = 0;
-  int64_t count = 0;
+  int64_t count = 0;  // -1: they could not be read
 };
 
 ProgressBarOptions BarOptions(const Engine& engine,
@@ -51,7 +52,7 @@ bool Progress::IsDue() const {
 }
 
 absl::Status Progress::Show(const at::Tensor& loss, absl::string_view words) {
-  TESSERA_RETURN_IF_ERROR(Add(loss));
+  Add(loss);
   const int64_t updates = engine_->updates();
   if (updates == updates_) return absl::OkStatus();  // the step has not ended
   const bool due = IsDue();
@@ -66,14 +67,15 @@ absl::Status Progress::Show(const at::Tensor& loss, absl::string_view words) {
   return absl::OkStatus();
 }
 
-absl::Status Progress::Add(const at::Tensor& loss) {
-  if (!loss.defined()) return absl::OkStatus();
+// An error is told with the next exchange, since the other ranks wait there.
+void Progress::Add(const at::Tensor& loss) {
+  if (!loss.defined()) return;
   ++losses_;
-  return CatchTorch("Progress", [&] {
+  unread_.Update(CatchTorch("Progress", [&] {
     TorchScope scope;
     const at::Tensor one = loss.detach().to(at::kDouble).reshape({});
     sum_ = sum_.defined() ? sum_.add(one) : one;
-  });
+  }));
 }
 
 void Progress::EndStep(int64_t updates) {
@@ -92,27 +94,29 @@ void Progress::EndStep(int64_t updates) {
   updates_ = updates;
 }
 
-// A rank that cannot read its loss has none, since the others wait.
 absl::Status Progress::Exchange() {
   Losses mine;
-  absl::Status read;
-  if (sum_.defined()) {
-    mine.count = losses_;
-    read = CatchTorch("Progress", [&] {
+  mine.count = losses_;
+  if (unread_.ok() && sum_.defined()) {
+    unread_.Update(CatchTorch("Progress", [&] {
       TorchScope scope;
       mine.sum = sum_.item<double>();
-    });
-    if (!read.ok()) mine = {};
+    }));
   }
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<Losses> all,
-      AllGatherValue(engine_->communicator().get(), mine,
-                     {"the loss of all ranks"}));
-  TESSERA_RETURN_IF_ERROR(read);
+  if (!unread_.ok()) mine.count = -1;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<Losses> all,
+                           AllGatherValue(engine_->communicator().get(), mine,
+                                          {"the loss of all ranks"}));
   Losses whole;
-  for (const Losses& rank : all) {
-    whole.sum += rank.sum;
-    whole.count += rank.count;
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].count < 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Progress: the loss of rank ", r,
+          " cannot be read; expected a tensor of one number",
+          unread_.ok() ? "" : absl::StrCat(": ", unread_.message())));
+    }
+    whole.sum += all[r].sum;
+    whole.count += all[r].count;
   }
   loss_ = whole.count > 0 ? whole.sum / static_cast<double>(whole.count)
                           : std::numeric_limits<double>::quiet_NaN();

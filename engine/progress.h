@@ -61,7 +61,9 @@ class Progress {
   // after Engine::Step. `words`, one line of ASCII, come last. COLLECTIVE and
   // blocking at the first step shown, at each step that gets a line, and every
   // ten steps, when ranks exchange their losses; otherwise LOCAL, without
-  // waiting for a device. Returns the error of the exchange.
+  // waiting for a device. Returns the error of the exchange, and on all ranks
+  // InvalidArgument where the losses of some rank since the last one cannot be
+  // read.
   absl::Status Show(const at::Tensor& loss, absl::string_view words = "");
   // Whether Show, called after the step that has just ended, exchanges the
   // losses: for `words` that take time to make. The same on all ranks. LOCAL.
@@ -77,7 +79,7 @@ class Progress {
   double tokens_per_second() const;
 
  private:
-  absl::Status Add(const at::Tensor& loss);
+  void Add(const at::Tensor& loss);
   absl::Status Exchange();
   void EndStep(int64_t updates);
   std::string Speed() const;
@@ -85,9 +87,10 @@ class Progress {
   Engine* const engine_;
   const Clock clock_;
   ProgressBar bar_;
-  at::Tensor sum_;       // [], float64: losses of this rank in the step
-  int64_t losses_ = 0;   // how many these are
-  int64_t updates_ = 0;  // Engine::updates() at the last step shown
+  at::Tensor sum_;             // [], float64: losses of this rank in the step
+  int64_t losses_ = 0;         // how many these are
+  absl::Status unread_;        // why one could not be added
+  int64_t updates_ = 0;        // Engine::updates() at the last step shown
   int64_t first_updates_ = 0;  // and at the first; 0: none is shown yet
   absl::Duration begin_, first_end_;
   double loss_;

@@ -28,6 +28,7 @@ namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // Trains four steps of two micro-batches, each of which takes a second, with
 // losses that are 10 more on rank 1 ("none": which has none). Returns what is
@@ -105,10 +106,28 @@ TEST(ProgressTest, TokensAndMfuWhereTheyAreKnown) {
   const int64_t parameters = std::stoll(TakeFirstLines(&shown)[0]);
   EXPECT_THAT(
       shown[0],
-      ::testing::HasSubstr(absl::StrFormat(
+      HasSubstr(absl::StrFormat(
           "4/4  00:08<00:00  loss 11.5000  lr 0.01  16 tok/s  mfu %.1f %%  "
           "of 7\n",
           100 * 6.0 * static_cast<double>(parameters) * 16 / 2 / 1000)));
+}
+
+// Shows two numbers on rank 1.
+TESSERA_RANK_FUNCTION(ShowsNoLoss) {
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(TrainingSpec(), world.communicator()));
+  ProgressOptions options;
+  options.out = nullptr;
+  Progress progress(t.engine.get(), options);
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
+  return progress.Show(at::zeros({t.rank + 1})).ToString();
+}
+
+TEST(ProgressTest, ALossThatIsNoneIsAnErrorOfAll) {
+  EXPECT_THAT(RunOnRanks(2, "ShowsNoLoss", ""),
+              Each(HasSubstr("INVALID_ARGUMENT: Progress: the loss of rank 1 "
+                             "cannot be read; expected a tensor of one "
+                             "number")));
 }
 
 // Returns how many engines were let go that had trained. args: "step", "close".
