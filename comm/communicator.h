@@ -232,6 +232,9 @@ class Communicator {
   // Returns tables by operation and by unit, and of the ranks that this rank
   // has waited for, as text for people. LOCAL.
   virtual std::string Report() const { return ""; }
+  // Returns the same without the units that took less than 1 % of the time of
+  // all collectives; it says how many these are. LOCAL.
+  virtual std::string ShortReport() const { return Report(); }
   // Returns, by rank, how long this rank's collectives were blocked until the
   // first message with that rank was through (gloo), or slept for that rank
   // (shm); its own entry is 0. Peers are waited for one after the other, so

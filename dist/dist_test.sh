@@ -1,7 +1,7 @@
 #!/bin/bash
-# The archive is unpacked, CMake finds it, three programs are built against it
-# with the system's compiler: README's and a model of somebody's own, which run on
-# two ranks, and docs/quickstart.md's, which has flags. The model's program has
+# The archive is unpacked, CMake finds it, four programs are built against it
+# with the system's compiler: README's, mnist and a model of somebody's own, which
+# run on two ranks, and docs/quickstart.md's, which has flags. The model's program has
 # headers of its own that are called as some of ours. Usual mistakes get messages
 # that say what to do. Nothing of this build is used but libtorch.
 #
@@ -67,7 +67,7 @@ configure() {
     -DTORCH_ROOT="$2" "${@:3}" > "${work}/cmake.log" 2>&1
 }
 builds=()
-for example in minimal quickstart user; do
+for example in minimal mnist quickstart user; do
   configure "${example}" "${torch}" || { cat "${work}/cmake.log"; exit 1; }
   cmake --build "${work}/${example}" &
   builds+=($!)
@@ -101,6 +101,10 @@ echo "${losses}"
 said="$("${work}/minimal/minimal" --wrld=2 2>&1 || true)"
 [[ "${said}" == *'did you mean --world?'* ]]
 "${work}/user/user" "${work}/checkpoint" --world=2
+# From anywhere: its configuration is beside the program.
+said="$(cd / && "${work}/mnist/mnist" --world=2 --images 100 --steps 2)"
+[[ "${said}" == *'2/2  '*'test set: '*' of 20 images'* ]] ||
+  { echo "${said}"; exit 1; }
 [[ "$("${work}/quickstart/train" --help)" == *'--dir  '*'--world=N  '* ]]
 "${home}/bin/tessera" config check examples/minimal/zero3.json > /dev/null
 [[ "$("${home}/bin/tessera" --help)" == *'checkpoint verify'* ]]

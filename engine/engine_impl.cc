@@ -16,6 +16,7 @@
 #include "engine/checkpoint/safetensors_saving.h"
 #include "engine/checkpoint/training_state.h"
 #include "engine/model/exclusive_scope.h"
+#include "engine/program/unclosed.h"
 
 namespace tessera {
 namespace {
@@ -103,6 +104,7 @@ Engine::Impl::~Impl() {
   }
   if (!life_.closed() && std::uncaught_exceptions() == 0) {
     trainer_.End(/*wait=*/false);
+    if (trainer_.step_called()) NoteUnclosedEngine();
   }
   if (observer_ != nullptr) {
     observer_->Complete(trainer_.last_step(), trainer_.place());

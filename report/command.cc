@@ -97,6 +97,7 @@ int RunReport(CommandCall* call) {
   const std::string to = call->Get(
       "--out", (std::filesystem::path(folder) / "report.html").string());
   if (to.empty()) return call->Misused("--out: expected a file");
+  run->from_page = PathFromPage(to, folder);
   const absl::Status written = WriteFileAtomically(to, ReportPage(*run));
   if (!written.ok()) return call->Failed(written);
   for (const std::string& note : run->notes) {
@@ -134,7 +135,9 @@ std::vector<Command> ReportCommands() {
        "RUN",
        "Makes a page about a run from metrics.jsonl, run.json and "
        "trace.rank*.json in the folder RUN.",
-       "The page is one file that needs no network.",
+       "The page is one file that needs no network. It links to the pages of "
+       "memory_timeline in RUN; with --out elsewhere they stay there, so move "
+       "both together.",
        {{"--out", "FILE", "The page (RUN/report.html)."}},
        {"report run7", "report run7 --out run7.html"},
        RunReport},

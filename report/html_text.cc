@@ -29,11 +29,11 @@ std::string EscapeHtml(absl::string_view text) {
                                    {"'", "&#39;"}});
 }
 
-std::string LinkTo(absl::string_view file_name) {
+std::string LinkTo(absl::string_view path) {
   std::string link = "./";
-  for (const char c : file_name) {
+  for (const char c : path) {
     if (absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' ||
-        c == '-' || c == '_') {
+        c == '-' || c == '_' || c == '/') {
       link += c;
     } else {
       absl::StrAppendFormat(&link, "%%%02X", static_cast<unsigned char>(c));

@@ -12,9 +12,9 @@ namespace tessera {
 // that are not UTF-8, which XML may not hold, become U+FFFD.
 std::string EscapeHtml(absl::string_view text);
 
-// Returns a link to a file in the page's own folder, which EscapeHtml is still
-// to be called for.
-std::string LinkTo(absl::string_view file_name);
+// Returns a link to a file by its path from the page's folder, which EscapeHtml
+// is still to be called for.
+std::string LinkTo(absl::string_view path);
 
 }  // namespace tessera
 #endif  // REPORT_HTML_TEXT_H_

@@ -18,8 +18,9 @@ TEST(HtmlTextTest, TextIsEscapedAndXml) {
 }
 
 // A file's name is no scheme, query or markup.
-TEST(HtmlTextTest, LinksStayInTheFolder) {
+TEST(HtmlTextTest, LinksArePaths) {
   EXPECT_EQ(LinkTo("memory0.html"), "./memory0.html");
+  EXPECT_EQ(LinkTo("../a run/m.html"), "./../a%20run/m.html");
   EXPECT_EQ(LinkTo("javascript:a?b#c%\""), "./javascript%3Aa%3Fb%23c%25%22");
 }
 

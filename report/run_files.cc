@@ -177,6 +177,16 @@ std::vector<std::string> TracesIn(const std::string& folder) {
   return paths;
 }
 
+std::string PathFromPage(const std::string& page, const std::string& folder) {
+  std::error_code error;
+  const fs::path from =
+      fs::weakly_canonical(fs::absolute(page, error).parent_path(), error);
+  fs::path to = fs::weakly_canonical(fs::absolute(folder, error), error);
+  if (!to.has_filename()) to = to.parent_path();  // "run/"
+  const fs::path path = to.lexically_relative(from);
+  return path == "." ? "" : path.string();
+}
+
 void ReadMetrics(absl::string_view text, absl::string_view name,
                  RunFiles* run) {
   Rows rows;

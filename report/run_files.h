@@ -39,6 +39,9 @@ struct RunFiles {
   std::optional<JsonValue> run;  // run.json
   // Pages of memory_timeline in the folder: names of files, and "rank 0".
   std::vector<std::pair<std::string, std::string>> memory_pages;
+  // The path from the folder of the page that is made to `folder`; "": the same
+  // folder.
+  std::string from_page;
   std::optional<TraceSummary> traces;  // of all trace files
   std::vector<std::string> notes;
 };
@@ -46,6 +49,10 @@ struct RunFiles {
 // Returns the files trace.rank*.json in `folder`, or if it has none in its
 // folder "trace", in the order of their ranks.
 std::vector<std::string> TracesIn(const std::string& folder);
+
+// Returns the path from the folder of the file `page` to `folder`, links in
+// both resolved; "" if that is where the page is. Neither need exist. LOCAL.
+std::string PathFromPage(const std::string& page, const std::string& folder);
 
 // Reads the folder. Returns NotFound if there is nothing to show. LOCAL.
 absl::StatusOr<RunFiles> ReadRunFolder(const std::string& folder);

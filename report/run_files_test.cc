@@ -162,5 +162,14 @@ TEST(ReadRunFolderTest, MemoryPagesAreFound) {
                                             Pair("m10.html", "rank 10")));
 }
 
+TEST(PathFromPageTest, LeadsFromThePagesFolderToTheRuns) {
+  EXPECT_EQ(PathFromPage("/a/run/report.html", "/a/run"), "");
+  EXPECT_EQ(PathFromPage("/a/run/report.html", "/a/run/"), "");
+  EXPECT_EQ(PathFromPage("/a/pages/x/report.html", "/a/run"), "../../run");
+  EXPECT_EQ(PathFromPage("/a/report.html", "/a/b/../run"), "run");
+  EXPECT_EQ(PathFromPage("report.html", "run"), "run");
+  EXPECT_EQ(PathFromPage("pages/report.html", "run/"), "../run");
+}
+
 }  // namespace
 }  // namespace tessera

@@ -287,7 +287,10 @@ std::string HeadlineHtml(const RunFiles& run, const RunStory& story) {
   if (!run.memory_pages.empty()) {
     absl::StrAppend(&html, "<p class=\"facts\">Memory of one step:");
     for (const auto& [name, title] : run.memory_pages) {
-      absl::StrAppend(&html, " <a href=\"", EscapeHtml(LinkTo(name)), "\">",
+      const std::string path = run.from_page.empty()
+                                   ? name
+                                   : absl::StrCat(run.from_page, "/", name);
+      absl::StrAppend(&html, " <a href=\"", EscapeHtml(LinkTo(path)), "\">",
                       EscapeHtml(title), "</a>");
     }
     absl::StrAppend(&html, "</p>\n");

@@ -150,6 +150,8 @@ TEST(ReportPageTest, TheHeadlineSaysWhatItWas) {
   EXPECT_THAT(page, HasSubstr("started 1970-01-01 00:01:40 UTC"));
   EXPECT_THAT(page, HasSubstr("<code>train --steps=20</code>"));
   EXPECT_THAT(page, HasSubstr("<a href=\"./memory0.html\">rank 0</a>"));
+  run.from_page = "../run";
+  EXPECT_THAT(ReportPage(run), HasSubstr("<a href=\"./../run/memory0.html\">"));
   EXPECT_THAT(ReportPage(RunOf(Lines(1, 1, 2), "{}")),
               HasSubstr("<h1>a/folder</h1>"));
 }

@@ -5,10 +5,11 @@
 //   start    Start, TESSERA_MAIN, Init, configurations, Status macros
 //   train    Engine and its scopes, ParameterGroup, CustomOptimizer, Use,
 //            ConstructSharded, Checkpointed, LinearCrossEntropy
-//   data     DataLoader, TensorData, LoadInMemory, DistributedOrder, client
-//   state resume   CheckpointManager measure  Evaluate, Mean, Accuracy,
-//   Perplexity, Monitor, MetricsWriter,
-//            Summary, ProgressBar
+//   data     DataLoader, TensorData, LoadInMemory, DistributedOrder,
+//            client state
+//   resume   CheckpointManager
+//   measure  Evaluate, Mean, Accuracy, Perplexity, Monitor, MetricsWriter,
+//            Summary, Progress
 //
 // Of libtorch it includes ATen/core/Tensor.h alone. tessera/extra.h has the
 // rest of the API: what few programs use, or what needs more of libtorch.
@@ -20,11 +21,11 @@
 #include "engine/engine.h"              // IWYU pragma: export
 #include "engine/observe/monitor.h"     // IWYU pragma: export
 #include "engine/program/start.h"       // IWYU pragma: export
+#include "engine/progress.h"            // IWYU pragma: export
 #include "engine/summary.h"             // IWYU pragma: export
 #include "evaluation/evaluate.h"        // IWYU pragma: export
 #include "loader/client_state.h"        // IWYU pragma: export
 #include "loader/tensor_data.h"         // IWYU pragma: export
-#include "monitor/progress_bar.h"       // IWYU pragma: export
 #include "nn/linear_cross_entropy.h"    // IWYU pragma: export
 #include "sharding/recompute/checkpointed/checkpointed.h"  // IWYU pragma: export
 

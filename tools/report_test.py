@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import urllib.parse
 import xml.etree.ElementTree as ET
 
 TESSERA = "tools/tessera"
@@ -228,6 +229,25 @@ class ReportTest(unittest.TestCase):
         self.assertNotIn("url(", text)
         self.assertNotIn("@import", text)
         self.assertIn("prefers-color-scheme:dark", text)
+
+    def test_links_of_a_page_elsewhere_lead_to_the_run(self):
+        self.write_all()
+        (self.run_folder / "memory0.html").write_text(
+            "<html><head><title>Memory of step 3, rank 0</title></head></html>")
+        root = pathlib.Path(self.folder.name)
+        (root / "pages" / "deep").mkdir(parents=True)
+        (root / "short").symlink_to(root / "pages" / "deep")
+        for out in ("page.html", "pages/deep/page.html", "short/page.html"):
+            subprocess.run(
+                [TESSERA, "report", self.run_folder.name, "--out", out],
+                cwd=root, check=True, stdout=subprocess.DEVNULL)
+            page = ET.fromstring(
+                (root / out).read_text(encoding="utf-8").split("\n", 1)[1])
+            link, = [e.get("href") for e in page.iter(NS + "a")]
+            self.assertTrue(link.startswith("./"), link)
+            # A browser takes the page's path as it is given.
+            at = (root / out).resolve().parent / urllib.parse.unquote(link)
+            self.assertTrue(at.is_file(), "%s of %s" % (link, out))
 
     def test_each_step_tells_its_values(self):
         self.write_all()

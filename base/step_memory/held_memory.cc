@@ -8,6 +8,31 @@
 #include "base/memory/ledger.h"
 
 namespace tessera {
+namespace {
+
+constexpr double kLeastShareInTable = 0.01;
+
+bool IsBelow(int64_t bytes, double share, int64_t total) {
+  return static_cast<double>(bytes) < share * static_cast<double>(total);
+}
+
+// Counts the rows of a table that are left out.
+struct HiddenRows {
+  int count = 0;
+  int64_t bytes = 0;
+
+  void Add(int64_t row) {
+    ++count;
+    bytes += row;
+  }
+  void AppendTo(absl::string_view what, std::string* text) const {
+    if (count == 0) return;
+    absl::StrAppendFormat(text, "\n  (%d more %s%s, %s in all)", count, what,
+                          count == 1 ? "" : "s", BytesText(bytes));
+  }
+};
+
+}  // namespace
 
 static_assert(kNumHeldKinds == kNumMemoryKinds + 3);
 
@@ -56,16 +81,24 @@ std::string BytesText(int64_t bytes) {
   return absl::StrCat(bytes, " B");
 }
 
-std::string HeldTable(const HeldMoment& moment) {
-  std::string text = absl::StrCat(BytesText(moment.held.total()), ", in ",
+std::string HeldTable(const HeldMoment& moment, double least_share) {
+  const int64_t total = moment.held.total();
+  std::string text = absl::StrCat(BytesText(total), ", in ",
                                   MemoryPhaseName(moment.phase));
   if (!moment.unit.empty()) absl::StrAppend(&text, ", unit ", moment.unit);
+  HiddenRows hidden;
   for (int i = 0; i < kNumHeldKinds; ++i) {
     const auto kind = static_cast<HeldKind>(i);
-    if (moment.held[kind] == 0) continue;
+    const int64_t bytes = moment.held[kind];
+    if (bytes == 0) continue;
+    if (IsBelow(bytes, least_share, total)) {
+      hidden.Add(bytes);
+      continue;
+    }
     absl::StrAppendFormat(&text, "\n  %-14s %14s", HeldKindName(kind),
-                          BytesText(moment.held[kind]));
+                          BytesText(bytes));
   }
+  hidden.AppendTo("kind", &text);
   return text;
 }
 
@@ -76,21 +109,31 @@ std::string StepMemoryTable(const StepMemoryReport& report, size_t max_units) {
                     BytesText(report.reserved_peak_bytes), " reserved, ",
                     BytesText(report.host_peak_bytes), " on the host");
   }
-  absl::StrAppend(&text, "; held then: ", HeldTable(report.at_peak));
+  absl::StrAppend(&text, "; held then: ",
+                  HeldTable(report.at_peak, kLeastShareInTable));
   std::vector<UnitActivations> units = report.activations;
   std::stable_sort(units.begin(), units.end(),
                    [](const UnitActivations& a, const UnitActivations& b) {
                      return a.bytes > b.bytes;
                    });
-  if (!units.empty()) absl::StrAppend(&text, "\nactivations by unit:");
-  for (size_t i = 0; i < units.size() && i < max_units; ++i) {
+  if (units.empty()) return text;
+  absl::StrAppend(&text, "\nactivations by unit:");
+  int64_t total = 0;
+  for (const UnitActivations& unit : units) total += unit.bytes;
+  HiddenRows hidden;
+  size_t shown = 0;
+  for (const UnitActivations& unit : units) {
+    if (shown == max_units ||
+        IsBelow(unit.bytes, kLeastShareInTable, total)) {
+      hidden.Add(unit.bytes);
+      continue;
+    }
+    ++shown;
     absl::StrAppendFormat(
-        &text, "\n  %14s  %s", BytesText(units[i].bytes),
-        units[i].unit.empty() ? "(before the first unit)" : units[i].unit);
+        &text, "\n  %14s  %s", BytesText(unit.bytes),
+        unit.unit.empty() ? "(before the first unit)" : unit.unit);
   }
-  if (units.size() > max_units) {
-    absl::StrAppend(&text, "\n  and ", units.size() - max_units, " more units");
-  }
+  hidden.AppendTo("unit", &text);
   return text;
 }
 

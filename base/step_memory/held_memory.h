@@ -89,9 +89,12 @@ struct StepMemoryReport {
 // Returns "12.3 MiB", "12.3 KiB" or "123 B".
 std::string BytesText(int64_t bytes);
 // Returns one line for the moment, "1234.5 MiB, in backward, unit blocks.3",
-// and one for each kind that is held. No newline at the end.
-std::string HeldTable(const HeldMoment& moment);
-// Returns the peak's table, and the units with the most activations.
+// and one for each kind of which at least `least_share` of all is held. No
+// newline at the end.
+std::string HeldTable(const HeldMoment& moment, double least_share = 0);
+// Returns the peak's table, and at most `max_units` units, those with the most
+// activations. The other units, kinds below 1 % of what is held and units below
+// 1 % of the activations are added up in one row each.
 std::string StepMemoryTable(const StepMemoryReport& report, size_t max_units);
 
 }  // namespace tessera

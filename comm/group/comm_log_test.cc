@@ -162,6 +162,27 @@ TEST(CommLogTest, SumsByOperationAndByUnit) {
                           absl::Milliseconds(7), absl::ZeroDuration()));
 }
 
+TEST(CommLogTest, SmallRowsAreCountedWhereTheyAreNotWanted) {
+  CommLog log({0, 2});
+  const absl::Duration t = absl::Seconds(100);
+  log.Add(Took(AllReduceOf("unit a", 1), t, absl::Milliseconds(970)));
+  log.Add(Took(AllReduceOf("unit b", 1), t, absl::Milliseconds(20)));
+  log.Add(Took(AllReduceOf("unit c", 1), t, absl::Milliseconds(6)));
+  CollectiveRecord failed =
+      Took(AllReduceOf("unit d", 1), t, absl::Milliseconds(1));
+  failed.status = absl::UnavailableError("gone");
+  log.Add(failed);
+  log.Add(Took(AllReduceOf("unit e", 1), t, absl::Milliseconds(3)));
+  EXPECT_THAT(log.ToText("gloo"),
+              AllOf(HasSubstr("unit c\n"), Not(HasSubstr("more row"))));
+  EXPECT_THAT(
+      log.ToText("gloo", 0.01),
+      AllOf(HasSubstr("unit a\n"), HasSubstr("unit b\n"),
+            HasSubstr("unit d (1 failed)\n"), Not(HasSubstr("unit c")),
+            Not(HasSubstr("unit e")),
+            HasSubstr("(2 more rows, 9.0 ms in all)\n")));
+}
+
 TEST(CommLogTest, ManyUnitsAreCountedTogether) {
   CommLog log({0, 2});
   for (size_t i = 0; i < CommLog::kMaxUnits + 10; ++i) {

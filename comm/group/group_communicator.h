@@ -98,6 +98,9 @@ class GroupCommunicator
   }
 
   std::string Report() const final { return log_->ToText(backend()); }
+  std::string ShortReport() const final {
+    return log_->ToText(backend(), /*least_share=*/0.01);
+  }
   std::vector<absl::Duration> WaitedFor() const final { return log_->waits(); }
 
   // Returns the first failure of all groups that fail together; OK if there was

@@ -105,12 +105,15 @@ void CommLog::AddRow(absl::string_view name, CollectiveOp op, const Sum& sum,
   absl::StrAppend(text, "\n");
 }
 
-std::string CommLog::ToText(absl::string_view backend) const {
+std::string CommLog::ToText(absl::string_view backend,
+                            double least_share) const {
   absl::MutexLock lock(&mutex_);
+  Sum all;
   std::map<CollectiveOp, Sum> ops;
   std::vector<std::pair<absl::Duration, Sums::const_iterator>> longest_first;
   for (auto it = units_.begin(); it != units_.end(); ++it) {
     ops[it->first.second].Add(it->second);
+    all.Add(it->second);
     longest_first.emplace_back(-it->second.total, it);
   }
   std::stable_sort(
@@ -123,8 +126,21 @@ std::string CommLog::ToText(absl::string_view backend) const {
       kHeader);
   for (const auto& [op, sum] : ops) AddRow("all", op, sum, &text);
   absl::StrAppend(&text, "by unit\n", kHeader);
+  Sum hidden;
+  int64_t rows_hidden = 0;
   for (const auto& [total, it] : longest_first) {
-    AddRow(it->first.first, it->first.second, it->second, &text);
+    const Sum& sum = it->second;
+    if (sum.failed == 0 && sum.total < least_share * all.total) {
+      hidden.Add(sum);
+      ++rows_hidden;
+      continue;
+    }
+    AddRow(it->first.first, it->first.second, sum, &text);
+  }
+  if (rows_hidden > 0) {
+    absl::StrAppendFormat(
+        &text, "(%d more row%s, %.1f ms in all)\n", rows_hidden,
+        rows_hidden == 1 ? "" : "s", absl::ToDoubleMilliseconds(hidden.total));
   }
   for (size_t r = 0; r < waits_.size(); ++r) {
     if (static_cast<int>(r) == options_.rank) continue;

@@ -57,8 +57,10 @@ class CommLog {
   // By rank; empty if AddWait was never called.
   std::vector<absl::Duration> waits() const;
 
-  // Returns the tables, for people.
-  std::string ToText(absl::string_view backend) const;
+  // Returns the tables, for people. Of the units it leaves out those with less
+  // than `least_share` of the time of all collectives, unless some of theirs
+  // failed, and says how many these are.
+  std::string ToText(absl::string_view backend, double least_share = 0) const;
 
  private:
   struct Sum {

@@ -42,6 +42,12 @@ class Monitor {
   // added up, which replaces the number per sample. LOCAL.
   void SetTokensPerSample(int64_t tokens) { tokens_per_sample_ = tokens; }
   void CountTokens(int64_t tokens) { tokens_ += tokens; }
+  int64_t tokens_per_sample() const { return tokens_per_sample_; }
+  // Return the model's number of parameters, and the operations per second that
+  // a rank's device can do in 16 bits (flops_profiler.peak_tflops, or a table
+  // of GPUs); 0: not known. LOCAL.
+  int64_t parameters() const { return parameters_; }
+  double peak_flops() const { return peak_flops_; }
 
   // Whether this is rank 0 and a writer is enabled. LOCAL.
   bool writes() const { return writes_; }
@@ -56,6 +62,8 @@ class Monitor {
   bool writes_ = false;
   int64_t tokens_per_sample_ = 0;
   int64_t tokens_ = 0;
+  int64_t parameters_ = 0;
+  double peak_flops_ = 0;
   StepMetrics added_;  // since the last step
   std::shared_ptr<const StepRecord> last_;
 };

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/file.h"
@@ -65,10 +65,9 @@ double PeakFlops(const proto::Config& config, at::Device device) {
   return PeakFlopsOf(GpuModel());
 }
 
-void LogLines(const std::string& text) {
-  for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-    TESSERA_LOG(INFO) << line;
-  }
+// One prefix, then the rows as they are.
+void LogTable(absl::string_view table) {
+  TESSERA_LOG(INFO) << absl::StripSuffix(table, "\n");
 }
 
 std::string RunJsonPath(const proto::Config& config) {
@@ -92,13 +91,14 @@ StepObserver::StepObserver(const ShardedModel* model,
       writes_(writes),
       print_each_(PrintEach(*config)),
       breakdown_(config->wall_clock_breakdown()),
-      parameters_(ParametersOf(*model)),
       data_wait_before_(DataWaitNanos()),
       exposed_before_(ExposedCommNanos()) {}
 
 absl::StatusOr<std::unique_ptr<StepObserver>> StepObserver::Create(
     const ShardedModel* model, const proto::Config* config, Monitor* monitor,
     const StepObserverOptions& options) {
+  monitor->parameters_ = ParametersOf(*model);
+  monitor->peak_flops_ = PeakFlops(*config, model->device());
   // All ranks have to know, since all exchange the metrics of a step.
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> own,
@@ -131,7 +131,7 @@ absl::Status StepObserver::Open(const StepObserverOptions& options) {
     opened = outputs.status();
     if (opened.ok() && config_.jsonl_monitor().enabled()) {
       run.start_unix_seconds = UnixSeconds();
-      run.parameters = parameters_;
+      run.parameters = monitor_->parameters_;
       run.command = CommandText(TextOf("/proc/self/cmdline"));
       run.earlier = TextOf(RunJsonPath(config_));
       opened = Annotate(
@@ -147,7 +147,6 @@ absl::Status StepObserver::Open(const StepObserverOptions& options) {
         model_->comm()->AgreeOk(opened, "Engine::Create: monitors"));
   }
   monitor_->writes_ = outputs_.has_value();
-  peak_flops_ = PeakFlops(config_, model_->device());
   BeginProfile(0);
   return absl::OkStatus();
 }
@@ -173,13 +172,13 @@ void StepObserver::EndForward() {
   FlopsProfileContext context;
   context.step = updates_ + 1;
   context.world_size = model_->comm()->world_size();
-  context.parameters = parameters_;
+  context.parameters = monitor_->parameters_;
   context.micro_batches = config_.gradient_accumulation_steps();
   context.micro_batch_samples = config_.train_micro_batch_size_per_gpu();
   const proto::FlopsProfiler& config = config_.flops_profiler();
   const std::string table =
       FlopsTable(profile_->counts(), profile_->seconds(), context, config);
-  if (config.output_file().empty()) return LogLines(table);
+  if (config.output_file().empty()) return LogTable(table);
   const absl::Status written = WriteFileAtomically(config.output_file(), table);
   if (!written.ok()) {
     TESSERA_LOG(WARNING) << "flops_profiler.output_file: " << written.message();
@@ -302,11 +301,13 @@ void StepObserver::AddSpeed(const PrintInterval& since,
         (3 + config_.flops_profiler().recompute_fwd_factor());
     record->tflops = step * static_cast<double>(since.steps) / seconds / 1e12;
   } else if (record->tokens > 0) {
-    record->tflops = 6 * static_cast<double>(parameters_) *
+    record->tflops = 6 * static_cast<double>(monitor_->parameters_) *
                      record->tokens_per_second / model_->comm()->world_size() /
                      1e12;
   }
-  if (peak_flops_ > 0) record->mfu = record->tflops * 1e12 / peak_flops_;
+  if (monitor_->peak_flops_ > 0) {
+    record->mfu = record->tflops * 1e12 / monitor_->peak_flops_;
+  }
 }
 
 void StepObserver::Finish(Pending* pending) {
@@ -371,7 +372,7 @@ void StepObserver::End(absl::string_view how) {
   if (outputs_.has_value()) outputs_->Flush();
   WriteEnd(how);
   if (config_.comms_logger().enabled() && rank_ == 0) {
-    LogLines(model_->comm()->Report());
+    LogTable(model_->comm()->ShortReport());
   }
 }
 

@@ -48,7 +48,8 @@ struct StepObserverOptions {
 class StepObserver {
  public:
   // Null if neither the configuration nor rank 0's program asks for anything.
-  // Opens the writers, on rank 0, and writes run.json. `model`, `config` and
+  // Opens the writers, on rank 0, and writes run.json; in any case `monitor`
+  // learns the model's and the device's figures. `model`, `config` and
   // `monitor` outlive it. COLLECTIVE. Errors of any are returned on all ranks.
   static absl::StatusOr<std::unique_ptr<StepObserver>> Create(
       const ShardedModel* model, const proto::Config* config, Monitor* monitor,
@@ -118,8 +119,6 @@ class StepObserver {
   const bool writes_;         // some writer is enabled, on rank 0
   const int64_t print_each_;  // 0: never
   const bool breakdown_;
-  int64_t parameters_ = 0;                 // of the model
-  double peak_flops_ = 0;                  // of one device; 0: not known
   std::optional<MetricsOutputs> outputs_;  // rank 0's
   StepClock clock_;
   LossSum losses_;

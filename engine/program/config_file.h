@@ -1,4 +1,4 @@
-// Finds the file of a configuration.
+// Finds the file of a configuration, and other files of a program.
 #ifndef ENGINE_PROGRAM_CONFIG_FILE_H_
 #define ENGINE_PROGRAM_CONFIG_FILE_H_
 
@@ -15,6 +15,11 @@ namespace tessera {
 // LOCAL.
 absl::StatusOr<std::string> FindConfigFile(const std::string& path,
                                            const std::string& program);
+
+// As FindConfigFile, for a file or folder that is the value of --`flag`. LOCAL.
+absl::StatusOr<std::string> FindProgramFile(const std::string& path,
+                                            const std::string& program,
+                                            const std::string& flag);
 
 // Returns the path of this process's program, links resolved; "" where the
 // system does not say.

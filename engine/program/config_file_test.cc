@@ -75,6 +75,20 @@ TEST_F(ConfigFileTest, TheErrorNamesAllPlaces) {
                                     "/bin/a.json; give the file with --config");
 }
 
+// A model may be a folder; a folder of that name beside the program is found.
+TEST_F(ConfigFileTest, OtherFilesMayBeFolders) {
+  fs::create_directories(root_ / "bin/model");
+  const std::string root = root_.string();
+  EXPECT_THAT(FindProgramFile("sub/model", program_, "model"),
+              IsOkAndHolds(root + "/bin/model"));
+  fs::create_directories(root_ / "here/sub/model");
+  EXPECT_THAT(FindProgramFile("sub/model", program_, "model"),
+              IsOkAndHolds("sub/model"));
+  EXPECT_EQ(FindProgramFile("/nowhere", program_, "model").status().message(),
+            "no file or folder '/nowhere'; looked for /nowhere; give its path "
+            "with --model");
+}
+
 TEST(RunningProgramTest, IsThisTest) {
   EXPECT_THAT(RunningProgram(), EndsWith("/program_test"));
 }

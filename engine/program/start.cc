@@ -142,4 +142,13 @@ absl::StatusOr<proto::Config> StartedJob::Load(const std::string& path) const {
   return config;
 }
 
+absl::StatusOr<std::string> StartedJob::Find(const std::string& path,
+                                             const std::string& flag) const {
+  absl::StatusOr<std::string> found =
+      FindProgramFile(path, RunningProgram(), flag);
+  TESSERA_RETURN_IF_ERROR(
+      comm().AgreeOk(found.status(), absl::StrCat("--", flag)));
+  return found;
+}
+
 }  // namespace tessera

@@ -75,6 +75,12 @@ struct StartedJob {
   // for in the same places, with the same keys set. COLLECTIVE: an error on one
   // rank is returned on all. Errors as LoadConfig.
   absl::StatusOr<proto::Config> Load(const std::string& path) const;
+  // Finds another file or folder of the program, the value of the flag
+  // --`flag`, in the places where Start looks for its configuration.
+  // COLLECTIVE: an error on one rank is returned on all. NotFound names all
+  // places.
+  absl::StatusOr<std::string> Find(const std::string& path,
+                                   const std::string& flag) const;
   // The group of all ranks.
   Communicator& comm() const { return *world->communicator(); }
 };
@@ -126,8 +132,10 @@ absl::StatusOr<WorldOptions> WorldOptionsFrom(
 
 // Runs `run` as the main function of a program, and returns the exit code: 0,
 // or 1 for an error, which is written to stderr as "program: CODE: message".
-// Exceptions of libtorch are errors, too (base/torch_guard.h). stdout is
-// written line by line, so that a run that is ended loses none. Calls Shutdown.
+// Exceptions of libtorch are errors, too (base/torch_guard.h). Rank 0 warns of
+// an engine that has trained and was not closed, unless there is an error.
+// stdout is written line by line, so that a run that is ended loses none. Calls
+// Shutdown.
 int RunMain(int argc, char** argv, absl::Status (*run)(int argc, char** argv));
 
 // Defines main, which is RunMain of `run`. Once in a program, outside of

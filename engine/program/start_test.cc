@@ -15,6 +15,7 @@
 #include "base/status_matchers.h"
 #include "base/system/process_end.h"
 #include "engine/program/seeds.h"
+#include "engine/program/unclosed.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -258,6 +259,27 @@ TEST(RunMainTest, ReturnsTheExitCode) {
       testing::internal::GetCapturedStderr(),
       HasSubstr(
           "program: INTERNAL: uncaught exception: shape '[3]' is invalid"));
+}
+
+TEST(RunMainTest, WarnsOfAnEngineThatWasNotClosed) {
+  std::string program = "/bin/program";
+  char* argv[] = {program.data(), nullptr};
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(RunMain(1, argv,
+                    [](int, char**) {
+                      NoteUnclosedEngine();
+                      return absl::OkStatus();
+                    }),
+            0);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("the program ended without Engine::Close"));
+  testing::internal::CaptureStderr();
+  RunMain(1, argv, [](int, char**) -> absl::Status {
+    NoteUnclosedEngine();
+    return absl::NotFoundError("no such file");
+  });
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "program: NOT_FOUND: no such file\n");
 }
 
 }  // namespace

@@ -46,6 +46,7 @@ class RunWatch {
 
   // Notes that Step was called, whatever its result.
   void NoteStepCall() { step_called_ = true; }
+  bool step_called() const { return step_called_; }
   // Warns, when the engine ends, if it never made a step. LOCAL.
   void End();
 

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/log.h"
 #include "base/torch/device_ledger.h"
 #include "c10/core/CachingDeviceAllocator.h"
@@ -77,10 +75,8 @@ StepMemoryReport StepMemoryReporter::EndStep() {
   if (IsRecorded(steps_ + 1)) RecordMemory();
   if (config_.memory_breakdown() && steps_ <= kPrintedSteps &&
       model_.comm()->rank() == 0) {
-    const std::string table = StepMemoryTable(report, kPrintedUnits);
-    for (absl::string_view line : absl::StrSplit(table, '\n')) {
-      TESSERA_LOG(INFO) << "memory of step " << steps_ << ": " << line;
-    }
+    TESSERA_LOG(INFO) << "memory of step " << steps_ << ": "
+                      << StepMemoryTable(report, kPrintedUnits);
   }
   return report;
 }

@@ -123,6 +123,8 @@ class Trainer {
   int64_t step_at_most() const { return step_at_most_; }
   // Returns the number of optimizer steps made or skipped. LOCAL, never waits.
   int64_t updates() const { return step_ + report_.skipped_steps; }
+  // Whether the program has called Step.
+  bool step_called() const { return watch_.step_called(); }
 
   // Gives the last warnings when the engine ends. REQUIRES: all of Needs still
   // exists. LOCAL; with `wait`, waits for the device.

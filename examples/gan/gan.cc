@@ -14,13 +14,14 @@
 #include <string>
 
 #include "absl/flags/flag.h"
+#include "absl/strings/str_format.h"
 #include "torch/torch.h"
 
 ABSL_FLAG(std::string, generator, "examples/gan/generator.json",
           "Configuration of the generator.");
 ABSL_FLAG(std::string, critic, "examples/gan/critic.json",
           "Configuration of the critic.");
-ABSL_FLAG(int64_t, steps, 1000, "Steps of each of the two.");
+ABSL_FLAG(int64_t, steps, 1000, "Steps of each of the two, including those before --resume.");
 ABSL_FLAG(std::string, save, "", "Folder for checkpoints of both at the end.");
 ABSL_FLAG(std::string, resume, "", "Folder that --save wrote.");
 
@@ -77,16 +78,15 @@ class Gan {
     const at::Tensor made = Make(batch_).detach();
     at::Tensor loss =
         Loss(critic_, RealPoints(batch_), true) + Loss(critic_, made, false);
-    critic_loss_ = loss.item<float>();
+    critic_loss_ = loss.detach();
     TESSERA_RETURN_IF_ERROR(critic_engine_->Backward(loss));
     TESSERA_RETURN_IF_ERROR(critic_engine_->Step());
     // This is the generator's turn. Its loss goes through the critic, whose
     // parameters get gradients on the way. The generator's engine leaves these
-    // in .grad(), since they are not its own; the critic's engine refuses
-    // gradients that it was not told to add (BackwardOptions::add_outside). So
-    // they are dropped, as in plain libtorch.
+    // in .grad(); the critic's engine refuses gradients that it was not told to
+    // add (BackwardOptions::add_outside). So they are dropped.
     loss = Loss(critic_, Make(batch_), true);
-    generator_loss_ = loss.item<float>();
+    generator_loss_ = loss.detach();
     TESSERA_RETURN_IF_ERROR(generator_engine_->Backward(loss));
     TESSERA_RETURN_IF_ERROR(generator_engine_->Step());
     critic_->zero_grad();
@@ -128,8 +128,18 @@ class Gan {
     return critic_engine_->Close();
   }
 
-  float critic_loss() const { return critic_loss_; }
-  float generator_loss() const { return generator_loss_; }
+  // Returns the critic's last loss, as the mean over ranks. COLLECTIVE.
+  absl::StatusOr<float> MeanCriticLoss(tessera::Communicator& ranks) const {
+    at::Tensor sum = critic_loss_.reshape({1}).clone();
+    TESSERA_RETURN_IF_ERROR(
+        ranks.AllReduceSum(sum, {"the critic's loss"}).Wait());
+    return sum.item<float>() / static_cast<float>(ranks.world_size());
+  }
+
+  tessera::Engine& engine() { return *generator_engine_; }
+  // This rank's; undefined before the first step.
+  const at::Tensor& critic_loss() const { return critic_loss_; }
+  const at::Tensor& generator_loss() const { return generator_loss_; }
 
  private:
   at::Tensor Make(int64_t n) {
@@ -139,8 +149,22 @@ class Gan {
   nn::Sequential generator_ = Mlp(kNoise, 2), critic_ = Mlp(2, 1);
   std::unique_ptr<tessera::Engine> generator_engine_, critic_engine_;
   int64_t batch_ = 0;
-  float critic_loss_ = 0, generator_loss_ = 0;
+  at::Tensor critic_loss_, generator_loss_;
 };
+
+absl::Status Train(int64_t steps, Gan& gan, tessera::Communicator& ranks) {
+  tessera::Progress progress(&gan.engine(), {.steps = steps});
+  while (gan.engine().step() < steps) {
+    TESSERA_RETURN_IF_ERROR(gan.Step());
+    std::string critic;
+    if (progress.IsDue()) {
+      TESSERA_ASSIGN_OR_RETURN(const float loss, gan.MeanCriticLoss(ranks));
+      critic = absl::StrFormat("critic %.4f", loss);
+    }
+    TESSERA_RETURN_IF_ERROR(progress.Show(gan.generator_loss(), critic));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(
@@ -155,15 +179,7 @@ absl::Status Run(int argc, char** argv) {
   if (const std::string dir = absl::GetFlag(FLAGS_resume); !dir.empty()) {
     TESSERA_RETURN_IF_ERROR(gan->Load(dir));
   }
-  const int64_t steps = absl::GetFlag(FLAGS_steps);
-  for (int64_t step = 1; step <= steps; ++step) {
-    TESSERA_RETURN_IF_ERROR(gan->Step());
-    if (world->rank() == 0 && (step % 200 == 0 || step == steps)) {
-      std::printf("step %lld: loss of the critic %.4f, of the generator %.4f\n",
-                  static_cast<long long>(step), gan->critic_loss(),
-                  gan->generator_loss());
-    }
-  }
+  TESSERA_RETURN_IF_ERROR(Train(absl::GetFlag(FLAGS_steps), *gan, job.comm()));
   if (const std::string dir = absl::GetFlag(FLAGS_save); !dir.empty()) {
     TESSERA_RETURN_IF_ERROR(gan->Save(dir));
   }
@@ -173,8 +189,11 @@ absl::Status Run(int argc, char** argv) {
   if (world->rank() == 0) {
     std::printf("%lld of 8 clusters, %.1f %% of the points near one\n",
                 static_cast<long long>(clusters), 100 * near);
-    std::printf("last losses %a %a\n", gan->critic_loss(),
-                gan->generator_loss());
+    if (gan->critic_loss().defined()) {
+      std::printf("last losses here %.9g %.9g\n",
+                  gan->critic_loss().item<float>(),
+                  gan->generator_loss().item<float>());
+    }
   }
   return gan->Close();
 }

@@ -85,6 +85,18 @@ grep -q "2 ranks over gloo" "${folder}/said" || fail "$(cat "${folder}/said")"
 grep -q 'gloo.json:2:1: my_key: ignored: unknown key' "${folder}/said" ||
   fail "$(cat "${folder}/said")"
 
+# It closes its engine: the run is told as one that was finished.
+run --steps 2 --set jsonl_monitor.enabled=true \
+  --set "jsonl_monitor.output_path=${folder}" --set jsonl_monitor.job_name=run \
+  2> "${folder}/said" > /dev/null
+grep -q '"end": "closed"' "${folder}/run/run.json" ||
+  fail "$(cat "${folder}/run/run.json")"
+if grep -q 'without Engine::Close' "${folder}/said"; then
+  fail "$(cat "${folder}/said")"
+fi
+grep -q '^2/2  .*  loss .*  lr .* tok/s  .*counted peak' "${folder}/said" ||
+  fail "no line of the last step: $(cat "${folder}/said")"
+
 # What a DeepSpeed user begins with: offload to the CPU is free there, and has
 # the same losses as none.
 seed='{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8,

@@ -10,11 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "ATen/Functions.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/time.h"
-#include "base/monotonic.h"
 #include "base/torch/device_ledger.h"
 #include "examples/gpt/flags.h"
 #include "examples/gpt/rank_memory.h"
@@ -24,52 +23,23 @@
 
 namespace {
 
-// Measures from the end of the first step on, since the first step also warms
-// up.
-class Speed {
- public:
-  explicit Speed(int64_t tokens_per_step) : tokens_per_step_(tokens_per_step) {}
-
-  void StepDone() {
-    if (++steps_ == 1) first_end_ = tessera::MonotonicNow();
-  }
-  double tokens_per_second() const {
-    const bool one = steps_ <= 1;
-    const absl::Duration from = one ? start_ : first_end_;
-    return static_cast<double>((one ? steps_ : steps_ - 1) * tokens_per_step_) /
-           absl::ToDoubleSeconds(tessera::MonotonicNow() - from);
-  }
-
- private:
-  const int64_t tokens_per_step_;
-  const absl::Duration start_ = tessera::MonotonicNow();
-  absl::Duration first_end_;
-  int64_t steps_ = 0;
-};
-
 // Trains `steps` steps and appends the losses. COLLECTIVE.
 absl::Status TrainSteps(int64_t steps, Trainer& trainer,
-                        tessera::ProgressBar& progress, RunReport* report,
+                        tessera::Progress& progress,
                         std::vector<float>* losses) {
-  tessera::Communicator& communicator =
-      *tessera::World::Current()->communicator();
-  Speed speed(trainer.tokens_per_step());
   std::string memory_text;
   for (int64_t step = 1; step <= steps; ++step) {
     TESSERA_ASSIGN_OR_RETURN(const float loss, trainer.Step());
     losses->push_back(loss);
-    speed.StepDone();
-    report->tokens_per_second = speed.tokens_per_second();
-    if (progress.IsDue(step)) {
-      const at::Device device = tessera::World::Current()->device();
-      TESSERA_ASSIGN_OR_RETURN(
-          const auto memory,
-          GatherMemory(tessera::LedgerOf(device), communicator));
+    if (progress.IsDue()) {
+      const tessera::World& world = *tessera::World::Current();
+      TESSERA_ASSIGN_OR_RETURN(const auto memory,
+                               GatherMemory(tessera::LedgerOf(world.device()),
+                                            *world.communicator()));
       memory_text = Describe(memory);
     }
-    progress.Show(step,
-                  absl::StrFormat("loss %.4f  %.0f tok/s  %s", loss,
-                                  report->tokens_per_second, memory_text));
+    // It is the mean over ranks already.
+    TESSERA_RETURN_IF_ERROR(progress.Show(at::full({}, loss), memory_text));
   }
   return absl::OkStatus();
 }
@@ -78,14 +48,17 @@ absl::Status TrainSteps(int64_t steps, Trainer& trainer,
 // nothing should be printed. COLLECTIVE.
 absl::Status Work(const TrainFlags& flags, Trainer& trainer, FILE* out,
                   RunReport* report) {
+  tessera::Engine* const engine = &trainer.engine();
   if (!flags.resume.empty()) {
     TESSERA_RETURN_IF_ERROR(trainer.Resume(flags.resume));
     report->resumed = true;
   }
   {
-    tessera::ProgressBar progress(out, flags.steps);
+    tessera::Progress progress(
+        engine, {.steps = engine->step() + flags.steps, .out = out});
     TESSERA_RETURN_IF_ERROR(
-        TrainSteps(flags.steps, trainer, progress, report, &report->losses));
+        TrainSteps(flags.steps, trainer, progress, &report->losses));
+    report->tokens_per_second = progress.tokens_per_second();
     if (flags.held_out > 0) {
       TESSERA_ASSIGN_OR_RETURN(report->held_out_loss, trainer.HeldOutLoss());
       progress.Say(absl::StrFormat("loss of the text held out: %.6f",
@@ -93,15 +66,15 @@ absl::Status Work(const TrainFlags& flags, Trainer& trainer, FILE* out,
     }
     if (!flags.save.empty()) {
       TESSERA_RETURN_IF_ERROR(trainer.Save(flags.save));
-      progress.Say(absl::StrCat("saved to ", flags.save, ", step ",
-                                trainer.engine().step()));
+      progress.Say(
+          absl::StrCat("saved to ", flags.save, ", step ", engine->step()));
     }
   }
-  RunReport after;  // too few steps to measure its speed
-  tessera::ProgressBar quiet(nullptr, flags.after);
+  tessera::Progress quiet(
+      engine, {.steps = engine->step() + flags.after, .out = nullptr});
   TESSERA_RETURN_IF_ERROR(
-      TrainSteps(flags.after, trainer, quiet, &after, &report->after_losses));
-  if (flags.steps == 0) report->tokens_per_second = after.tokens_per_second;
+      TrainSteps(flags.after, trainer, quiet, &report->after_losses));
+  if (flags.steps == 0) report->tokens_per_second = quiet.tokens_per_second();
   if (flags.sample.count > 0) report->sample = trainer.Sample();
   return trainer.FinishSave();
 }
@@ -144,7 +117,7 @@ absl::Status Run(int argc, char** argv) {
   TESSERA_RETURN_IF_ERROR(Work(flags, *trainer, out, &report));
   if (out != nullptr) SayResults(flags, report, out);
   if (reports && flags.json) std::printf("%s\n", ToJson(report).c_str());
-  return absl::OkStatus();
+  return trainer->Close();
 }
 
 }  // namespace

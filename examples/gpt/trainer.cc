@@ -72,6 +72,7 @@ absl::Status Trainer::MakeModel() {
   TESSERA_ASSIGN_OR_RETURN(engine_,
                            tessera::Engine::Create(model_, config_, options));
   config_ = engine_->config();  // including the values of "auto"
+  engine_->monitor().SetTokensPerSample(flags_.model.seq());
   if (text_.has_value()) {
     TESSERA_ASSIGN_OR_RETURN(
         loader_, text_->Load(config_.train_micro_batch_size_per_gpu(), world_));

@@ -48,7 +48,10 @@ class Trainer {
   // Returns FailedPrecondition if the heads or the data differ. COLLECTIVE.
   absl::Status Resume(const std::string& dir);
 
-  const tessera::Engine& engine() const { return *engine_; }
+  // Ends the training. COLLECTIVE.
+  absl::Status Close() { return engine_->Close(); }
+
+  tessera::Engine& engine() const { return *engine_; }
   // Returns the tokens of all ranks together in one step.
   int64_t tokens_per_step() const;
   // Returns two lines: sizes of the model; stage, ranks, threads, size of a

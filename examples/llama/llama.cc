@@ -5,6 +5,8 @@
 
 #include "ATen/Functions.h"
 #include "absl/strings/match.h"
+#include "c10/core/InferenceMode.h"
+#include "c10/core/impl/LocalDispatchKeySet.h"
 #include "c10/util/Exception.h"
 #include "torch/nn/functional/loss.h"
 #include "torch/nn/init.h"
@@ -69,6 +71,11 @@ at::Tensor Turn(const at::Tensor& x, const RotaryEmbedding& rotary) {
 }
 
 }  // namespace
+
+bool RotaryEmbedding::Fits(int64_t length, const at::Tensor& like) const {
+  return cos.defined() && cos.size(0) == length &&
+         cos.device() == like.device() && cos.dtype() == like.dtype();
+}
 
 RmsNormImpl::RmsNormImpl(int64_t dim, double eps) : eps_(eps) {
   weight_ = register_parameter("weight", at::ones({dim}));
@@ -154,10 +161,22 @@ LlamaImpl::LlamaImpl(const LlamaOptions& options) : options_(options) {
   }
 }
 
+// Tables that are made in an evaluation serve a training, too. Those of a
+// forward that is only traced, as for a plan, may have no values.
+RotaryEmbedding LlamaImpl::Rotary(int64_t length, const at::Tensor& like) {
+  if (rotary_.Fits(length, like)) return rotary_;
+  const c10::InferenceMode no_inference(false);
+  RotaryEmbedding made =
+      MakeRotary(length, options_.width_of_head(), options_.rope(), like);
+  if (!c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake)) {
+    rotary_ = made;
+  }
+  return made;
+}
+
 at::Tensor LlamaImpl::forward(const at::Tensor& tokens) {
   auto x = embed_tokens_->forward(tokens);
-  const RotaryEmbedding rotary =
-      MakeRotary(tokens.size(1), options_.width_of_head(), options_.rope(), x);
+  const RotaryEmbedding rotary = Rotary(tokens.size(1), x);
   for (const auto& layer : *layers_) {
     x = layer->as<LlamaLayer>()->forward(x, rotary);
   }

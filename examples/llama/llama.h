@@ -88,6 +88,10 @@ TORCH_MODULE(RmsNorm);
 // Values for positions 0 to T - 1; each [T, head_dim].
 struct RotaryEmbedding {
   at::Tensor cos, sin;
+
+  // Whether these are the values for `length` positions of a model that
+  // computes as `like`.
+  bool Fits(int64_t length, const at::Tensor& like) const;
 };
 
 class LlamaLayerImpl : public torch::nn::Module {
@@ -124,7 +128,12 @@ class LlamaImpl : public torch::nn::Module {
   const LlamaOptions& options() const { return options_; }
 
  private:
+  RotaryEmbedding Rotary(int64_t length, const at::Tensor& like);
+
   LlamaOptions options_;
+  // The tables of the last forward, which mostly are those of the next. They
+  // are no buffers, since files of Hugging Face's have none of that name.
+  RotaryEmbedding rotary_;
   torch::nn::Embedding embed_tokens_{nullptr};
   torch::nn::ModuleList layers_{nullptr};
   RmsNorm norm_{nullptr};

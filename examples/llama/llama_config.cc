@@ -2,132 +2,29 @@
 
 #include <filesystem>
 #include <fstream>
-#include <optional>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/status.h"
 #include "config/reader/json_reader.h"
+#include "examples/llama/config_keys.h"
 
 namespace {
 
 using tessera::JsonKind;
 using tessera::JsonValue;
 
-// Reads keys of one object; it keeps the first fault and continues.
-class Keys {
- public:
-  Keys(const JsonValue* object, absl::string_view where)
-      : object_(object), where_(where) {}
-
-  void Read(absl::string_view key, int64_t* out, int64_t least = 1) {
-    const JsonValue* const value = Find(key);
-    if (value == nullptr) return;
-    const std::optional<int64_t> number = value->AsInt64();
-    if (number.has_value() && *number >= least && *number <= (1LL << 40)) {
-      *out = *number;
-    } else {
-      Expected(*value, key,
-               absl::StrCat("a whole number, ", least, " or more"));
-    }
-  }
-  void Read(absl::string_view key, double* out) {
-    const JsonValue* const value = Find(key);
-    if (value == nullptr) return;
-    if (value->kind == JsonKind::kNumber && value->number > 0) {
-      *out = value->number;
-    } else {
-      Expected(*value, key, "a number above 0");
-    }
-  }
-  void Read(absl::string_view key, bool* out) {
-    const JsonValue* const value = Find(key);
-    if (value == nullptr) return;
-    if (value->kind == JsonKind::kBool) {
-      *out = value->boolean;
-    } else {
-      Expected(*value, key, "true or false");
-    }
-  }
-  std::string Word(absl::string_view key, absl::string_view otherwise) {
-    const JsonValue* const value = Find(key);
-    if (value == nullptr) return std::string(otherwise);
-    if (value->kind == JsonKind::kString) return value->text;
-    Expected(*value, key, "a word");
-    return std::string(otherwise);
-  }
-  // Returns the object of that key; nullptr if there is none.
-  const JsonValue* Object(absl::string_view key) {
-    const JsonValue* const value = Find(key);
-    if (value != nullptr && value->kind != JsonKind::kObject) {
-      Expected(*value, key, "an object");
-      return nullptr;
-    }
-    return value;
-  }
-  // Reads a word. Any other than these would be another model.
-  std::string OneOf(absl::string_view key, std::vector<std::string> words) {
-    const std::string word = Word(key, words[0]);
-    for (const std::string& known : words) {
-      if (word == known) return word;
-    }
-    if (status_.ok()) {
-      status_ = absl::UnimplementedError(absl::StrCat(
-          At(*Find(key)), ": ", key, ": \"", word,
-          "\" is not supported here; expected ", absl::StrJoin(words, " or ")));
-    }
-    return words[0];
-  }
-  // Checks a number that would change the model unless it is `usual`.
-  void Usual(absl::string_view key, double usual) {
-    const JsonValue* const value = Find(key);
-    if (value == nullptr || !status_.ok()) return;
-    if (value->kind == JsonKind::kNumber && value->number == usual) return;
-    status_ = absl::UnimplementedError(
-        absl::StrCat(At(*value), ": ", key, ": ", tessera::ToJsonText(*value),
-                     " is not supported here; expected ", usual));
-  }
-  void Refuse(const JsonValue& value, absl::string_view what) {
-    if (status_.ok()) {
-      status_ = absl::InvalidArgumentError(absl::StrCat(At(value), ": ", what));
-    }
-  }
-  const absl::Status& status() const { return status_; }
-
- private:
-  // Returns nullptr if the key is absent or null, which mean the same to
-  // transformers.
-  const JsonValue* Find(absl::string_view key) const {
-    const JsonValue* const value =
-        object_ == nullptr ? nullptr : object_->Find(key);
-    return value == nullptr || value->kind == JsonKind::kNull ? nullptr : value;
-  }
-  std::string At(const JsonValue& value) const {
-    return tessera::FormatPosition(where_, value.position);
-  }
-  void Expected(const JsonValue& value, absl::string_view key,
-                absl::string_view what) {
-    Refuse(value, absl::StrCat(key, ": expected ", what, ", got ",
-                               tessera::ToJsonText(value)));
-  }
-
-  const JsonValue* const object_;
-  const absl::string_view where_;
-  absl::Status status_;
-};
-
 // transformers 5 write rope_parameters, with the theta in it; before that
 // rope_theta and rope_scaling were two keys, whose type was once called "type".
-absl::StatusOr<RopeOptions> ReadRope(Keys* config, absl::string_view where) {
+absl::StatusOr<RopeOptions> ReadRope(LlamaConfigKeys* config,
+                                     absl::string_view where) {
   RopeOptions rope;
   config->Read("rope_theta", &rope.theta());
   const JsonValue* object = config->Object("rope_parameters");
   if (object == nullptr) object = config->Object("rope_scaling");
   if (object == nullptr) return rope;
-  Keys keys(object, where);
+  LlamaConfigKeys keys(object, where);
   keys.Read("rope_theta", &rope.theta());
   const char* const key =
       object->Find("rope_type") != nullptr || object->Find("type") == nullptr
@@ -181,7 +78,7 @@ absl::StatusOr<LlamaOptions> ParseLlamaConfig(absl::string_view text,
     return absl::InvalidArgumentError(
         absl::StrCat(where, ": expected an object of LlamaConfig's keys"));
   }
-  Keys keys(&json, where);
+  LlamaConfigKeys keys(&json, where);
   keys.OneOf("model_type", {"llama"});
   keys.OneOf("hidden_act", {"silu"});
   keys.Usual("attention_dropout", 0);

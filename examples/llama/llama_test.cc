@@ -2,12 +2,15 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ATen/Context.h"
 #include "ATen/Functions.h"
+#include "ATen/record_function.h"
 #include "c10/core/GradMode.h"
+#include "c10/core/InferenceMode.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -114,6 +117,56 @@ TEST(LlamaTest, LaterTokensDoNotChangeEarlierLogits) {
   const auto after = model->forward(tokens);
   EXPECT_TRUE(at::equal(before.slice(1, 0, 15), after.slice(1, 0, 15)));
   EXPECT_FALSE(at::equal(before.slice(1, 15), after.slice(1, 15)));
+}
+
+// Counts the calls of aten::cos on this thread while it lives.
+class CosCount {
+ public:
+  CosCount() {
+    calls_ = 0;
+    handle_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback([](const at::RecordFunction& function)
+                                       -> std::unique_ptr<at::ObserverContext> {
+          if (std::string(function.name()) == "aten::cos") ++calls_;
+          return nullptr;
+        }).scopes({at::RecordScope::FUNCTION}));
+  }
+  ~CosCount() { at::removeCallback(handle_); }
+  int calls() const { return calls_; }
+
+ private:
+  static thread_local int calls_;
+  at::CallbackHandle handle_;
+};
+thread_local int CosCount::calls_ = 0;
+
+TEST(LlamaTest, TablesOfPositionsAreKept) {
+  Llama model = SmallLlama(0), other = SmallLlama(0);
+  const at::Tensor tokens = RandomTokens(2, 16);
+  const at::Tensor first = model->forward(tokens);
+  const CosCount count;
+  EXPECT_TRUE(at::equal(model->forward(tokens), first));
+  EXPECT_EQ(count.calls(), 0);
+  // Those for another length, and in another precision, are others.
+  const at::Tensor shorter = tokens.slice(1, 0, 7);
+  EXPECT_TRUE(at::equal(model->forward(shorter), other->forward(shorter)));
+  EXPECT_EQ(count.calls(), 2);
+  model->to(at::kDouble);
+  other = SmallLlama(0);
+  other->to(at::kDouble);
+  EXPECT_TRUE(at::equal(model->forward(tokens), other->forward(tokens)));
+  EXPECT_EQ(count.calls(), 4);
+}
+
+TEST(LlamaTest, TablesOfAnEvaluationServeATraining) {
+  Llama model = SmallLlama(0);
+  const at::Tensor tokens = RandomTokens(2, 16);
+  {
+    const c10::InferenceMode inference;
+    model->forward(tokens);
+  }
+  model->loss(tokens, tokens).backward();
+  EXPECT_TRUE(model->parameters()[0].grad().defined());
 }
 
 TEST(LlamaTest, RefusesSizesThatDoNotFit) {

@@ -105,20 +105,17 @@ absl::StatusOr<bool> Train(Llama& model, tessera::Engine& engine,
     }
   }
   const auto place = [&] { return loader->State(); };
-  const auto batches =
-      static_cast<float>(engine.config().gradient_accumulation_steps());
-  while (engine.step() < absl::GetFlag(FLAGS_steps)) {
+  const int64_t steps = absl::GetFlag(FLAGS_steps);
+  engine.monitor().SetTokensPerSample(absl::GetFlag(FLAGS_seq));
+  tessera::Progress progress(&engine, {.steps = steps});
+  while (engine.step() < steps) {
     TESSERA_ASSIGN_OR_RETURN(
         const at::Tensor sum,
         TrainStep(&engine, loader.get(), [&](const TokenBatch& batch) {
           return model->loss(batch.tokens, batch.targets);
         }));
-    if (world.rank() == 0) {
-      const float loss = sum.item<float>() / batches;
-      std::printf("step %lld loss %.6f %a%s\n",
-                  static_cast<long long>(engine.step()), loss, loss,
-                  SkippedNote(engine));
-    }
+    TESSERA_RETURN_IF_ERROR(
+        progress.Show(sum.div(engine.config().gradient_accumulation_steps())));
     if (manager == nullptr) continue;
     TESSERA_ASSIGN_OR_RETURN(const bool told_to_end, manager->MaybeSave(place));
     if (told_to_end) return false;
@@ -145,7 +142,8 @@ absl::Status Run(int argc, char** argv) {
                       .config = "examples/llama/zero3.json",
                       .flags_read = CheckFlags}));
   const tessera::World& world = *job.world;
-  const std::string folder = absl::GetFlag(FLAGS_model);
+  TESSERA_ASSIGN_OR_RETURN(const std::string folder,
+                           job.Find(absl::GetFlag(FLAGS_model), "model"));
   // An error on one rank is shared with all, so that none waits for it.
   const absl::StatusOr<LlamaOptions> read = ReadLlamaConfig(folder);
   TESSERA_RETURN_IF_ERROR(job.comm().AgreeOk(read.status(), "the model"));

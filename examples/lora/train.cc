@@ -42,6 +42,12 @@ ABSL_FLAG(std::string, merged, "",
 
 namespace {
 
+absl::Status CheckFlags(tessera::StartOptions*) {
+  return absl::GetFlag(FLAGS_model).empty()
+             ? absl::InvalidArgumentError("--model: expected a folder")
+             : absl::OkStatus();
+}
+
 // Returns 64 bits of all values that are not an adapter's (FNV-1a), the same on
 // all ranks.
 absl::StatusOr<uint64_t> HashOfBase(Llama& model, tessera::Engine& engine) {
@@ -70,21 +76,18 @@ absl::Status Train(Llama& model, const Lora& lora, tessera::Engine& engine,
     TESSERA_RETURN_IF_ERROR(engine.communicator()->AgreeOk(
         loader->Load(report.client_state), "the place in the data"));
   }
-  const bool says = engine.communicator()->rank() == 0;
-  const auto batches =
-      static_cast<float>(engine.config().gradient_accumulation_steps());
   const auto loss_of = [&](const TokenBatch& batch) {
     const Lora::Scope adapted(lora);
     return model->loss(batch.tokens, batch.targets);
   };
-  while (engine.step() < absl::GetFlag(FLAGS_steps)) {
+  const int64_t steps = absl::GetFlag(FLAGS_steps);
+  engine.monitor().SetTokensPerSample(absl::GetFlag(FLAGS_seq));
+  tessera::Progress progress(&engine, {.steps = steps});
+  while (engine.step() < steps) {
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor sum,
                              TrainStep(&engine, loader.get(), loss_of));
-    if (!says) continue;
-    const float loss = sum.item<float>() / batches;
-    std::printf("step %lld loss %.6f %a%s\n",
-                static_cast<long long>(engine.step()), loss, loss,
-                SkippedNote(engine));
+    TESSERA_RETURN_IF_ERROR(
+        progress.Show(sum.div(engine.config().gradient_accumulation_steps())));
   }
   const std::string to = absl::GetFlag(FLAGS_save);
   return to.empty() ? absl::OkStatus()
@@ -105,15 +108,15 @@ absl::Status SaveMerged(const Lora& lora, tessera::Engine& engine,
 
 // Reads the base into shards of a model that has adapters. COLLECTIVE.
 absl::StatusOr<std::unique_ptr<tessera::Engine>> Shard(
-    Llama& model, const Lora& lora, const tessera::StartedJob& job) {
+    Llama& model, const Lora& lora, const std::string& base,
+    const tessera::StartedJob& job) {
   tessera::EngineOptions options;
   options.device = job.world->device();
   TESSERA_ASSIGN_OR_RETURN(auto engine,
                            tessera::Engine::Create(model, job.config, options));
   tessera::LoadSafetensorsOptions load;
   TESSERA_ASSIGN_OR_RETURN(load.names, lora.BaseNames());
-  TESSERA_RETURN_IF_ERROR(
-      engine->LoadSafetensors(absl::GetFlag(FLAGS_model), load).status());
+  TESSERA_RETURN_IF_ERROR(engine->LoadSafetensors(base, load).status());
   return engine;
 }
 
@@ -134,8 +137,10 @@ absl::Status Run(int argc, char** argv) {
       const tessera::StartedJob job,
       tessera::Start(&argc, argv,
                      {.about = "trains LoRA adapters of a Llama",
-                      .config = "examples/lora/zero3.json"}));
-  const std::string base = absl::GetFlag(FLAGS_model);
+                      .config = "examples/lora/zero3.json",
+                      .flags_read = CheckFlags}));
+  TESSERA_ASSIGN_OR_RETURN(const std::string base,
+                           job.Find(absl::GetFlag(FLAGS_model), "model"));
   // An error on one rank is shared with all, so that none waits for it.
   const absl::StatusOr<LlamaOptions> read = ReadLlamaConfig(base);
   TESSERA_RETURN_IF_ERROR(job.comm().AgreeOk(read.status(), "the model"));
@@ -156,7 +161,7 @@ absl::Status Run(int argc, char** argv) {
   adapters.targets = absl::StrSplit(absl::GetFlag(FLAGS_targets), ',');
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Lora> lora,
                            Lora::Add(model.get(), adapters));
-  TESSERA_ASSIGN_OR_RETURN(const auto engine, Shard(model, *lora, job));
+  TESSERA_ASSIGN_OR_RETURN(const auto engine, Shard(model, *lora, base, job));
   TESSERA_ASSIGN_OR_RETURN(const uint64_t before, HashOfBase(model, *engine));
   TESSERA_RETURN_IF_ERROR(Train(model, *lora, *engine, *data));
   TESSERA_ASSIGN_OR_RETURN(const uint64_t after, HashOfBase(model, *engine));

@@ -22,23 +22,32 @@ sed 's/And the/Or a/; s/were day/is hour/' "${folder}/text" > "${folder}/other"
 "${pretrain}" --world=2 --data="${folder}/text" --seq=32 --steps=40 \
   --out="${folder}/base" > "${folder}/said"
 
-run() {
+run() {  # the name of its metrics, flags
   "${train}" --world=2 --prefix_output=off --data="${folder}/other" --seq=32 \
-    --model="${folder}/base" --targets=q_proj,v_proj,down_proj "$@"
+    --set jsonl_monitor.enabled=true \
+    --set "jsonl_monitor.output_path=${folder}/metrics" \
+    --set "jsonl_monitor.job_name=$1" \
+    --model="${folder}/base" --targets=q_proj,v_proj,down_proj "${@:2}"
 }
 
-whole="$(run --steps=10 --adapters="${folder}/adapters" \
+# Each step's loss over ranks, with all of its digits.
+losses() {
+  sed -n 's/^{"step": \([0-9]*\), .*"loss": \([^,]*\),.*/\1 \2/p' \
+    "${folder}/metrics/$1/metrics.jsonl"
+}
+
+whole="$(run whole --steps=10 --adapters="${folder}/adapters" \
   --merged="${folder}/merged")"
 echo "${whole}"
-awk '$1 == "step" { if (!n++) first = $4; last = $4 }
-     END { exit !(n == 10 && last < first - 0.3) }' <<< "${whole}" ||
+losses whole
+awk '{ if (!n++) first = $2; last = $2 }
+     END { exit !(n == 10 && last < first - 0.3) }' <<< "$(losses whole)" ||
   fail "expected 10 losses, the last lower by 0.3"
 
-run --steps=6 --save="${folder}/state" > "${folder}/first"
-run --steps=10 --resume="${folder}/state" > "${folder}/second"
-[[ "$(grep -h '^step' "${folder}/first" "${folder}/second")" == \
-  "$(grep '^step' <<< "${whole}")" ]] ||
-  fail "the resumed run's losses are others: $(cat "${folder}/second")"
+run first --steps=6 --save="${folder}/state" > "${folder}/first"
+run second --steps=10 --resume="${folder}/state" > "${folder}/second"
+[[ "$(losses first; losses second)" == "$(losses whole)" ]] ||
+  fail "the resumed run's losses are others: $(losses second)"
 
 # One base, before and after, of all runs.
 bases="$(grep -ho 'frozen base [0-9a-f]*' <<< "${whole}" "${folder}/first" \
@@ -59,7 +68,7 @@ loss_of() {
 }
 awk -v base="$(loss_of "${folder}/base")" \
   -v merged="$(loss_of "${folder}/merged")" \
-  -v last="$(awk '$1 == "step" { l = $4 } END { print l }' <<< "${whole}")" \
+  -v last="$(losses whole | awk 'END { print $2 }')" \
   'BEGIN { exit !(merged < last + 0.3 && base > merged + 0.3) }' ||
   fail "the merged model's loss is not what it was trained to"
 

@@ -79,6 +79,23 @@ absl::StatusOr<std::unique_ptr<tessera::DataLoader>> MakeLoader(
                                      FetchImages(&images, Normalize), options);
 }
 
+absl::Status Train(tessera::Engine& engine, nn::Sequential& model,
+                   tessera::DataLoader& loader, tessera::Communicator& comm) {
+  const int64_t steps = absl::GetFlag(FLAGS_steps);
+  tessera::Progress progress(&engine, {.steps = steps});
+  while (engine.step() < steps) {
+    TESSERA_ASSIGN_OR_RETURN(const tessera::Batch batch,
+                             loader.NextOnAll(comm));
+    const at::Tensor logits = model->forward(batch.tensors[0]);
+    const at::Tensor loss =
+        nn::functional::cross_entropy(logits.to(at::kFloat), batch.tensors[1]);
+    TESSERA_RETURN_IF_ERROR(engine.Backward(loss));
+    TESSERA_RETURN_IF_ERROR(engine.Step());
+    TESSERA_RETURN_IF_ERROR(progress.Show(loss));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Run(int argc, char** argv) {
   TorchArguments arguments(argc, argv);
   TESSERA_ASSIGN_OR_RETURN(
@@ -105,22 +122,7 @@ absl::Status Run(int argc, char** argv) {
         loader->Load(report.client_state), "the place in the data"));
   }
 
-  int64_t said = engine->step();  // a skipped step is not counted
-  while (engine->step() < absl::GetFlag(FLAGS_steps)) {
-    TESSERA_ASSIGN_OR_RETURN(const tessera::Batch batch,
-                             loader->NextOnAll(job.comm()));
-    const at::Tensor logits = model->forward(batch.tensors[0]);
-    const at::Tensor loss =
-        nn::functional::cross_entropy(logits.to(at::kFloat), batch.tensors[1]);
-    TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
-    TESSERA_RETURN_IF_ERROR(engine->Step());
-    if (world.rank() == 0 && engine->step() % 50 == 0 &&
-        engine->step() != said) {
-      said = engine->step();
-      std::printf("step %lld: loss %.6f\n", static_cast<long long>(said),
-                  loss.item<float>());
-    }
-  }
+  TESSERA_RETURN_IF_ERROR(Train(*engine, model, *loader, job.comm()));
   if (const std::string dir = absl::GetFlag(FLAGS_save); !dir.empty()) {
     TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(dir, loader->State()));
   }

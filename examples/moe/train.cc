@@ -9,11 +9,11 @@
 #include <tessera/tessera.h>
 
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <string>
 
 #include "absl/flags/flag.h"
+#include "absl/strings/str_format.h"
 #include "examples/moe/moe.h"
 #include "examples/text/token_loader.h"
 #include "examples/text/train_step.h"
@@ -51,10 +51,20 @@ absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(
       const auto loader,
       data->Load(engine->config().train_micro_batch_size_per_gpu(), world));
-  const auto batches =
-      static_cast<float>(engine->config().gradient_accumulation_steps());
+  const int64_t steps = absl::GetFlag(FLAGS_steps);
+  const int64_t batches = engine->config().gradient_accumulation_steps();
   at::Tensor both;     // sums of cross entropies and balances in a step
   int64_t unused = 0;  // experts of all layers that had no token here
+  // For people: means over ranks.
+  const auto words = [&]() -> absl::StatusOr<std::string> {
+    at::Tensor sums =
+        at::stack({both[1] / batches, at::full({}, unused, both.options())});
+    TESSERA_RETURN_IF_ERROR(
+        job.comm().AllReduceSum(sums, {"balance and idle experts"}).Wait());
+    sums /= world.world_size();
+    return absl::StrFormat("balance %.3f, %.1f experts without a token",
+                           sums[0].item<float>(), sums[1].item<float>());
+  };
   const auto loss_of = [&](const TokenBatch& batch) {
     const at::Tensor loss = model->loss(batch.tokens, batch.targets);
     const at::Tensor parts =
@@ -63,18 +73,17 @@ absl::Status Run(int argc, char** argv) {
     unused = model->unused_experts();
     return loss;
   };
-  while (engine->step() < absl::GetFlag(FLAGS_steps)) {
+  engine->monitor().SetTokensPerSample(absl::GetFlag(FLAGS_seq));
+  tessera::Progress progress(engine.get(), {.steps = steps});
+  while (engine->step() < steps) {
     both.reset();
     TESSERA_RETURN_IF_ERROR(
         TrainStep(engine.get(), loader.get(), loss_of).status());
-    const at::Tensor means = (both / batches).cpu();
-    const float loss = means[0].item<float>();
-    std::printf(
-        "step %lld rank %d loss %.6f %a, %lld experts without a token, "
-        "balance %.3f%s\n",
-        static_cast<long long>(engine->step()), world.rank(), loss, loss,
-        static_cast<long long>(unused), means[1].item<float>(),
-        SkippedNote(*engine));
+    std::string said;
+    if (progress.IsDue()) {
+      TESSERA_ASSIGN_OR_RETURN(said, words());
+    }
+    TESSERA_RETURN_IF_ERROR(progress.Show(both[0] / batches, said));
   }
   return engine->Close();
 }

@@ -3,7 +3,6 @@
 //   train --world=2
 #include <tessera/tessera.h>
 
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -57,17 +56,15 @@ absl::Status Run(int argc, char** argv) {
   auto net = std::make_shared<Net>();
   TESSERA_ASSIGN_OR_RETURN(auto engine,
                            tessera::Engine::Create(net, job.config));
-  for (int step = 0; step < 100; ++step) {
+  // Says on rank 0 where the training is: the loss is the mean over ranks.
+  tessera::Progress progress(engine.get(), {.steps = 100});
+  while (engine->step() < 100) {
     const at::Tensor x = at::randn({16, 512});
     const at::Tensor y = x.slice(1, 0, 8).prod(1, /*keepdim=*/true);
     const at::Tensor loss = (net->forward(x) - y).square().mean();
     TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
     TESSERA_RETURN_IF_ERROR(engine->Step());
-    if (job.world->rank() == 0 && step % 20 == 19) {
-      std::printf("step %3d  loss %.4f  rank 0's peak %.0f MB\n", step + 1,
-                  loss.item<float>(),
-                  engine->last_step().memory.peak_bytes / 1e6);
-    }
+    TESSERA_RETURN_IF_ERROR(progress.Show(loss));
   }
   TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(absl::GetFlag(FLAGS_dir)));
   return engine->Close();

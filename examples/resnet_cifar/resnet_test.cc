@@ -6,7 +6,7 @@
 
 #include "data/distributed_order.h"
 #include "examples/resnet_cifar/augment.h"
-#include "examples/resnet_cifar/trainer.h"
+#include "examples/resnet_cifar/batches.h"
 #include "gmock/gmock.h"
 #include "loader/data_loader.h"
 #include "torch/torch.h"

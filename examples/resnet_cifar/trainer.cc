@@ -2,42 +2,15 @@
 
 #include <tessera/tessera.h>
 
-#include <cstdio>
-#include <utility>
+#include <algorithm>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
-#include "data/images/cifar.h"
-#include "data/images/made_images.h"
 #include "examples/resnet_cifar/augment.h"
+#include "examples/resnet_cifar/batches.h"
 #include "torch/torch.h"
-
-namespace {
-
-void WholeImage(absl::Span<const uint8_t> image, tessera::SampleRandom*,
-                float* out) {
-  CropAndNormalize(image, Crop(), out);
-}
-
-// Crops a sample: the crop in an epoch is the same whichever rank and thread
-// makes it, also in a resumed run.
-void RandomImage(absl::Span<const uint8_t> image, tessera::SampleRandom* random,
-                 float* out) {
-  Crop crop;
-  crop.top = random->Below(2 * kFrame + 1);
-  crop.left = random->Below(2 * kFrame + 1);
-  crop.mirrored = random->Below(2) == 1;
-  CropAndNormalize(image, crop, out);
-}
-
-}  // namespace
-
-int64_t StepsPerEpoch(int64_t images, int64_t ranks, int64_t batch) {
-  const int64_t of_rank = (images + ranks - 1) / ranks;
-  return (of_rank + batch - 1) / batch;
-}
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
     const TrainFlags& flags, const tessera::StartedJob& job) {
@@ -69,37 +42,32 @@ absl::Status Trainer::Prepare() {
         config_path_, ": the rate depends on the steps of an epoch: expected ",
         "a batch size, got auto"));
   }
-  TESSERA_ASSIGN_OR_RETURN(data_, OpenOrMake(
-                                      flags_.data,
-                                      [this](const std::string& folder) {
-                                        return tessera::MakeCifar10(
-                                            folder, flags_.images, flags_.seed);
-                                      },
-                                      tessera::OpenCifar10));
-  tessera::DistributedSamplerOptions order_options;
-  order_options.num_samples = data_->train.num_images();
-  order_options.rank = world_.rank();
-  order_options.world_size = world_.world_size();
-  order_options.seed = flags_.seed;
-  TESSERA_ASSIGN_OR_RETURN(auto order,
-                           tessera::DistributedOrder::Create(order_options));
-  tessera::DataLoaderOptions options;
+  TESSERA_ASSIGN_OR_RETURN(data_,
+                           OpenCifar(flags_.data, flags_.images, flags_.seed));
+  BatchOptions options;
   options.batch_size = config_.train_micro_batch_size_per_gpu();
-  options.epoch_end = tessera::EpochEnd::kShort;
-  options.seed = flags_.seed;
+  options.augment = flags_.augment;
   options.workers = flags_.workers;
-  options.device = world_.device();
-  TESSERA_ASSIGN_OR_RETURN(
-      loader_,
-      tessera::DataLoader::Create(
-          std::move(order),
-          FetchImages(&data_->train, flags_.augment ? RandomImage : WholeImage),
-          options));
-  // The last step of the last epoch has a rate of nearly 0.
-  config_.mutable_scheduler()->mutable_params()->set_t_max(
-      flags_.epochs * StepsPerEpoch(order_options.num_samples,
-                                    world_.world_size(), options.batch_size));
+  options.seed = flags_.seed;
+  TESSERA_ASSIGN_OR_RETURN(loader_, LoadBatches(data_->train, world_, options));
+  steps_ =
+      flags_.epochs * StepsPerEpoch(data_->train.num_images(),
+                                    world_.world_size(), options.batch_size);
+  PlanRate();
   return absl::OkStatus();
+}
+
+// The rate goes up in a tenth of the steps at most, and then down to nearly 0
+// in the last one.
+void Trainer::PlanRate() {
+  tessera::proto::Scheduler& scheduler = *config_.mutable_scheduler();
+  int64_t down = steps_;
+  if (scheduler.has_warmup()) {
+    const int64_t up = std::min(scheduler.warmup().num_steps(), steps_ / 10);
+    scheduler.mutable_warmup()->set_num_steps(up);
+    down -= up;
+  }
+  scheduler.mutable_params()->set_t_max(down);
 }
 
 absl::Status Trainer::MakeEngine() {
@@ -133,6 +101,7 @@ absl::Status Trainer::MakeManager() {
 }
 
 absl::Status Trainer::Train() {
+  progress_.emplace(engine_.get(), tessera::ProgressOptions{.steps = steps_});
   bool ends = false;
   const auto done = [this] {
     return epoch_ >= flags_.epochs ||
@@ -160,10 +129,12 @@ absl::Status Trainer::Step() {
     const tessera::Engine::AutocastScope autocast(engine_.get());
     logits = model_->forward(images);
   }
-  TESSERA_RETURN_IF_ERROR(engine_->Backward(
-      torch::nn::functional::cross_entropy(logits.to(at::kFloat), labels)));
+  const at::Tensor loss =
+      torch::nn::functional::cross_entropy(logits.to(at::kFloat), labels);
+  TESSERA_RETURN_IF_ERROR(engine_->Backward(loss));
   TESSERA_RETURN_IF_ERROR(engine_->Step());
   seen_.Add(logits, labels);
+  TESSERA_RETURN_IF_ERROR(progress_->Show(loss));
   return batch.ends_epoch ? EndEpoch() : absl::OkStatus();
 }
 
@@ -189,17 +160,14 @@ absl::Status Trainer::EndEpoch() {
   return absl::OkStatus();
 }
 
-void Trainer::SayEpoch(const Score& train, const Score& test) const {
-  if (world_.rank() != 0) return;
-  std::printf("%s\n",
-              absl::StrFormat("epoch %d/%d step %d rate %.5f: loss %.4f, "
-                              "accuracy %.2f %%; test: loss %.4f, accuracy "
-                              "%.2f %%",
-                              epoch_, flags_.epochs, engine_->step(),
-                              engine_->last_step().learning_rate,
-                              train.loss.value(), 100 * train.accuracy.value(),
-                              test.loss.value(), 100 * test.accuracy.value())
-                  .c_str());
+void Trainer::SayEpoch(const Score& train, const Score& test) {
+  progress_->Say(absl::StrFormat(
+      "epoch %d/%d step %d rate %.5f: loss %.4f, accuracy %.2f %%; test: loss "
+      "%.4f, accuracy %.2f %%",
+      epoch_, flags_.epochs, engine_->step(),
+      engine_->last_step().learning_rate, train.loss.value(),
+      100 * train.accuracy.value(), test.loss.value(),
+      100 * test.accuracy.value()));
 }
 
 // Returns what this program adds to a checkpoint, for each rank.

@@ -29,10 +29,6 @@ struct TrainFlags {
   bool resume = false;
 };
 
-// Returns the steps of an epoch: each rank has equally many samples, padded,
-// and the last batch may be smaller.
-int64_t StepsPerEpoch(int64_t images, int64_t ranks, int64_t batch);
-
 class Trainer {
  public:
   // COLLECTIVE: an error on one rank is returned on all.
@@ -50,11 +46,12 @@ class Trainer {
         config_path_(job.config_path),
         config_(job.config) {}
   absl::Status Prepare();
+  void PlanRate();
   absl::Status MakeEngine();
   absl::Status MakeManager();
   absl::Status Step();
   absl::Status EndEpoch();
-  void SayEpoch(const Score& train, const Score& test) const;
+  void SayEpoch(const Score& train, const Score& test);
   std::string ClientState() const;
   absl::Status LoadClientState(const std::string& state);
 
@@ -67,6 +64,8 @@ class Trainer {
   ResNet18 model_{nullptr};
   std::unique_ptr<tessera::Engine> engine_;
   std::unique_ptr<tessera::CheckpointManager> manager_;
+  int64_t steps_ = 0;  // of all epochs
+  std::optional<tessera::Progress> progress_;
   Score seen_;         // in this epoch's training
   int64_t epoch_ = 0;  // epochs that have ended
 };

@@ -29,7 +29,3 @@ absl::StatusOr<at::Tensor> TrainStep(tessera::Engine* engine,
   }
   return sum;
 }
-
-const char* SkippedNote(const tessera::Engine& engine) {
-  return engine.last_step().skipped ? ", skipped" : "";
-}

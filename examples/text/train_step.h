@@ -21,9 +21,4 @@ absl::StatusOr<at::Tensor> TrainStep(tessera::Engine* engine,
                                      tessera::DataLoader* loader,
                                      const LossOf& loss_of);
 
-// Returns a note about the last step for a log line: ", skipped" if its
-// gradients were not finite and it changed nothing (engine.step() does not
-// count it), otherwise "".
-const char* SkippedNote(const tessera::Engine& engine);
-
 #endif  // EXAMPLES_TEXT_TRAIN_STEP_H_

@@ -2,17 +2,29 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <system_error>
 #include <vector>
 
 #include "ATen/Functions.h"
-#include "absl/cleanup/cleanup.h"
-#include "base/file.h"
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 
 namespace {
+
+namespace fs = std::filesystem;
+
+// Removes a folder at its end. Mapped files stay usable when their names are
+// removed.
+struct Removed {
+  ~Removed() {
+    std::error_code ignored;
+    if (!folder.empty()) fs::remove_all(folder, ignored);
+  }
+  std::string folder;
+};
 
 void Fill(const tessera::ImageSet& set, absl::Span<const int64_t> samples,
           const ConvertImage& convert, const tessera::BatchContext* context,
@@ -41,22 +53,22 @@ absl::StatusOr<ImageSets> OpenOrMake(
     const std::function<absl::Status(const std::string& folder)>& make,
     const std::function<absl::StatusOr<tessera::ImageSet>(
         const std::string& folder, tessera::ImageSplit split)>& open) {
-  namespace fs = std::filesystem;
-  std::string folder = given, made;
-  // Mapped files stay usable when their names are removed.
-  const absl::Cleanup remove = [&made] {
-    std::error_code ignored;
-    if (!made.empty()) fs::remove_all(made, ignored);
-  };
+  std::string folder = given;
+  Removed made;
   if (folder.empty()) {
     std::error_code error;
     const fs::path place = fs::temp_directory_path(error);
-    if (error) return tessera::FileError(error.value(), "TMPDIR");
+    if (error) {
+      return absl::UnavailableError(
+          absl::StrCat("TMPDIR: ", error.message(), "; give --data"));
+    }
     folder = (place / "tessera-images-XXXXXX").string();
     if (mkdtemp(folder.data()) == nullptr) {
-      return tessera::FileError(errno, folder);
+      return absl::UnavailableError(
+          absl::StrCat(folder, ": ", std::strerror(errno),
+                       "; set TMPDIR to a folder that can be written to"));
     }
-    made = folder;
+    made.folder = folder;
     TESSERA_RETURN_IF_ERROR(make(folder));
   }
   TESSERA_ASSIGN_OR_RETURN(tessera::ImageSet train,

@@ -132,7 +132,8 @@ void NameFlats(absl::Span<const UnitPlan> units, absl::Span<const int> unit_of,
       const bool of_others = std::any_of(
           flat.parameters.begin(), flat.parameters.end(),
           [&](const NamedParameter& p) { return p.unit != flat.unit; });
-      absl::StrAppend(&name, of_others ? " and others" : "", " (persistent)");
+      absl::StrAppend(&name, of_others ? " and other small parameters" : "",
+                      " (kept whole)");
     }
     flat.name = names.Take(name);
   }

@@ -46,8 +46,9 @@ struct FlatOptions {
 struct FlatPlan {
   std::string unit;  // the unit of its first parameter
   // The unit's name, with " (frozen)" or " (float64)" (the working dtype) where
-  // other flats of the unit differ in that, and with " (persistent)", or " and
-  // others (persistent)" if it has parameters of other units. Names are unique.
+  // other flats of the unit differ in that. What is too small to be sharded
+  // (stage3_param_persistence_threshold) has " (kept whole)", after " and other
+  // small parameters" if some are of other units. Names are unique.
   std::string name;
   std::vector<NamedParameter> parameters;  // in order of registration
   at::ScalarType dtype = at::kFloat;       // of the parameters now

@@ -190,7 +190,7 @@ TEST(SplitFlats, AStorageCountsAsOneForPersistence) {
   module.Add("a", all.narrow(0, 0, 10));
   module.Add("b", all.narrow(0, 10, 10));
   EXPECT_THAT(Split(module, Persist(19)), ElementsAre("a: a b"));
-  EXPECT_THAT(Split(module, Persist(20)), ElementsAre("a (persistent): a b"));
+  EXPECT_THAT(Split(module, Persist(20)), ElementsAre("a (kept whole): a b"));
 }
 
 // ---- persistence
@@ -209,7 +209,7 @@ FreeModule Blocks(int64_t bias_numel) {
 TEST(SplitFlats, PersistentParametersOfUnitsShareAFlat) {
   EXPECT_THAT(Split(Blocks(10), Persist(10)),
               ElementsAre("block0: block0.w",
-                          "block0 and others (persistent): "
+                          "block0 and other small parameters (kept whole): "
                           "block0.b block1.b block2.b",
                           "block1: block1.w", "block2: block2.w"));
   const auto units = Units(Blocks(10));
@@ -238,7 +238,7 @@ TEST(SplitFlats, ThePersistentOnesOfAModelAreLimited) {
   FlatOptions options = Persist(4);
   options.model_persistence_threshold = 7;
   EXPECT_THAT(Split(module, options),
-              ElementsAre("a (persistent): a c", "a: b d"));
+              ElementsAre("a (kept whole): a c", "a: b d"));
 }
 
 TEST(SplitFlats, PersistentFlatsHaveALimitAndOneKindEach) {
@@ -253,9 +253,9 @@ TEST(SplitFlats, PersistentFlatsHaveALimitAndOneKindEach) {
   module.Add("e", torch::empty({1}));
   EXPECT_THAT(
       Split(module, Persist(1 << 30)),
-      ElementsAre("a (persistent): a b", "a (frozen) (persistent): frozen",
-                  "a (persistent) (2): c", "a (persistent) (3): d",
-                  "a (float64) (persistent): wide", "a (persistent) (4): e"));
+      ElementsAre("a (kept whole): a b", "a (frozen) (kept whole): frozen",
+                  "a (kept whole) (2): c", "a (kept whole) (3): d",
+                  "a (float64) (kept whole): wide", "a (kept whole) (4): e"));
 }
 
 }  // namespace
