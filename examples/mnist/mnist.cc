@@ -5,8 +5,7 @@
 //
 // FOLDER has MNIST's four files (train-images-idx3-ubyte, ...), plain or .gz.
 // Without it images are synthetic.
-#include "data/images/mnist.h"
-
+#include <tessera/extra.h>
 #include <tessera/tessera.h>
 
 #include <cstdio>
@@ -15,7 +14,6 @@
 #include <utility>
 
 #include "absl/flags/flag.h"
-#include "data/images/made_images.h"
 #include "examples/vision/images.h"
 #include "examples/vision/score.h"
 #include "examples/vision/torch_arguments.h"

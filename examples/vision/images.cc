@@ -10,7 +10,6 @@
 
 #include "ATen/Functions.h"
 #include "absl/strings/str_cat.h"
-#include "base/status.h"
 
 namespace {
 

@@ -2,6 +2,7 @@
 #ifndef EXAMPLES_VISION_IMAGES_H_
 #define EXAMPLES_VISION_IMAGES_H_
 
+#include <tessera/extra.h>
 #include <tessera/tessera.h>
 
 #include <cstdint>
@@ -13,7 +14,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "data/images/image_set.h"
 
 struct ImageSets {
   tessera::ImageSet train, test;
