@@ -9,6 +9,7 @@
 #include "comm/comm_call.h"
 #include "comm/note_board.h"
 #include "comm/shard_server.h"
+#include "comm/shared_memory.h"
 
 namespace tessera {
 

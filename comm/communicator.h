@@ -38,7 +38,6 @@
 #include "absl/time/time.h"
 #include "base/trace/exposed.h"
 #include "comm/call_site.h"
-#include "comm/shared_memory.h"
 
 namespace tessera {
 
@@ -97,6 +96,7 @@ struct Capabilities;  // comm/capabilities.h
 struct CommCall;      // comm/comm_call.h
 class NoteBoard;      // comm/note_board.h
 class ShardServer;    // comm/shard_server.h
+class SharedMemory;   // comm/shared_memory.h
 
 // How long an announcement stands before it ends the waits of others.
 inline constexpr absl::Duration kAnnounceGrace = absl::Seconds(5);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "comm/capabilities.h"
+#include "comm/shared_memory.h"
 #include "config/config.pb.h"
 #include "engine/build/tiers.h"
 #include "engine/engine_impl.h"

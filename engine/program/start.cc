@@ -15,10 +15,10 @@
 namespace tessera {
 namespace {
 
-constexpr char kInCode[] = "<code>";  // as ConfigFromJson
+constexpr char kInCodeName[] = "<code>";  // as ConfigFromJson
 
-// Where the configuration comes from: a file, or `options.config_json` if
-// `path` is empty.
+// Where the configuration comes from: a file, or, if `path` is empty, the
+// program's code.
 struct Source {
   std::string path;
   const StartOptions& options;
@@ -27,7 +27,10 @@ struct Source {
     if (!path.empty()) {
       return LoadCommunication(path, options.ignore_unknown, options.set);
     }
-    return ParseCommunication(options.config_json, kInCode,
+    if (options.training.has_value()) {
+      return CommunicationOf(*options.training, options.set);
+    }
+    return ParseCommunication(options.config_json, kInCodeName,
                               options.ignore_unknown, options.set);
   }
   absl::StatusOr<proto::Config> Config(int ranks) const {
@@ -35,8 +38,12 @@ struct Source {
       return LoadConfig(path, ranks, options.auto_values,
                         options.ignore_unknown, options.set);
     }
-    return ParseConfig(options.config_json, kInCode, ranks, options.auto_values,
-                       options.set);
+    if (options.training.has_value()) {
+      return ToConfig(*options.training, ranks, options.auto_values,
+                      options.set);
+    }
+    return ParseConfig(options.config_json, kInCodeName, ranks,
+                       options.auto_values, options.set);
   }
   // Returns the error of Config, and logs no notes.
   absl::Status Check(int ranks) const {
@@ -55,7 +62,15 @@ absl::StatusOr<std::string> ConfigPath(const Arguments& arguments,
   if (arguments.config.has_value()) {
     return FindConfigFile(*arguments.config, RunningProgram());
   }
-  if (!options.config_json.empty()) return std::string();
+  if (options.training.has_value() && !options.config_json.empty()) {
+    return absl::InvalidArgumentError(
+        "StartOptions: expected one configuration in the code, got training "
+        "and "
+        "config_json: TrainingConfig::json has room for the latter");
+  }
+  if (options.training.has_value() || !options.config_json.empty()) {
+    return std::string();
+  }
   if (!options.config.empty()) {
     return FindConfigFile(options.config, RunningProgram());
   }

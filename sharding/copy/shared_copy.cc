@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
+#include "comm/shared_memory.h"
 
 namespace tessera {
 namespace {

@@ -18,6 +18,7 @@
 #include "base/torch_guard.h"
 #include "comm/fake_communicator_test_util.h"
 #include "comm/shard_server.h"
+#include "comm/shared_memory.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
