@@ -242,7 +242,7 @@ absl::Status OfFile(const absl::Status& error, const std::string& path) {
                    "launcher read the configuration: write it to a file"));
 }
 
-absl::StatusOr<proto::Communication> CommunicationOf(const Source& source) {
+absl::StatusOr<proto::Communication> ReadCommunication(const Source& source) {
   proto::Config config;
   ReadRecord record;
   TESSERA_RETURN_IF_ERROR(Read(source, &config, &record));
@@ -288,7 +288,7 @@ Source SourceOf(const TrainingConfig& config,
 absl::StatusOr<proto::Communication> ParseCommunication(
     absl::string_view text, absl::string_view file_name, bool ignore_unknown,
     const ConfigOverrides& overrides) {
-  return CommunicationOf({text, file_name, ignore_unknown, overrides});
+  return ReadCommunication({text, file_name, ignore_unknown, overrides});
 }
 
 absl::StatusOr<proto::Communication> LoadCommunication(
@@ -362,7 +362,7 @@ absl::StatusOr<proto::Config> ToConfig(const TrainingConfig& config,
 
 absl::StatusOr<proto::Communication> CommunicationOf(
     const TrainingConfig& config, const ConfigOverrides& overrides) {
-  return CommunicationOf(SourceOf(config, overrides));
+  return ReadCommunication(SourceOf(config, overrides));
 }
 
 absl::StatusOr<proto::Config> ResolveConfig(const proto::Config& config,
