@@ -93,6 +93,27 @@ std::string BatchText(const proto::Config& config, int64_t world_size) {
                       config.gradient_accumulation_steps(), " x ", world_size);
 }
 
+// Returns ", saves every 500 steps or 10 min to run7", as a CheckpointManager
+// does; "" if the section says nothing of it.
+std::string CadenceText(const proto::Checkpoint& section) {
+  std::vector<std::string> when;
+  if (section.every_steps() > 0) {
+    when.push_back(absl::StrCat(section.every_steps(), " steps"));
+  }
+  if (section.every_minutes() > 0) {
+    when.push_back(absl::StrCat(section.every_minutes(), " min"));
+  }
+  std::string text;
+  if (!when.empty()) {
+    absl::StrAppend(&text, ", saves every ", absl::StrJoin(when, " or "));
+  }
+  if (!section.folder().empty()) {
+    absl::StrAppend(&text, text.empty() ? ", saves" : "", " to ",
+                    section.folder());
+  }
+  return text;
+}
+
 // Returns what a reader asks first, in one line.
 std::string SummaryText(const proto::Config& config, const Values& values,
                         int64_t world_size) {
@@ -117,6 +138,7 @@ std::string SummaryText(const proto::Config& config, const Values& values,
   if (config.gradient_clipping() > 0) {
     absl::StrAppend(&text, ", clip ", value("gradient_clipping"));
   }
+  absl::StrAppend(&text, CadenceText(config.checkpoint()));
   return text;
 }
 

@@ -121,6 +121,24 @@ TEST(ConfigCommand, CheckIsShort) {
   EXPECT_LE(lines, 15) << answer.out;
 }
 
+TEST(ConfigCommand, CheckSaysWhenCheckpointsAreSaved) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"("every_steps": 500, "every_minutes": 10, "folder": "run7")",
+       ", saves every 500 steps or 10 min to run7\n"},
+      {R"("every_minutes": 2.5)", ", saves every 2.5 min\n"},
+      {R"("folder": "run7")", ", saves to run7\n"},
+      {R"("async": true)", ", clip 1\n"}};
+  for (const auto& [section, said] : cases) {
+    const std::string path =
+        FileOf("cadence.json", absl::StrCat("{\"train_batch_size\": 8, "
+                                            "\"checkpoint\": {",
+                                            section, "}}"));
+    EXPECT_THAT(Tessera({"check", path}).out, HasSubstr(said)) << section;
+  }
+  EXPECT_THAT(Tessera({"explain", "checkpoint.every_steps"}).out,
+              HasSubstr("multiples of this"));
+}
+
 TEST(ConfigCommand, FaultsAndDifferencesMayBeJson) {
   const std::string bad = FileOf("bad.json", "{\n \"stag\": 1}");
   const Answer faults = Tessera({"check", bad, "--json"});

@@ -78,6 +78,7 @@ void Resolve(int world_size, const AutoValues& values, ConfigReport* report) {
   ResolveStepInBackward(config, &faults);
   CheckCommunication(config->communication(), &faults);
   CheckTrace(world_size, config->trace(), &faults);
+  NoteHistograms(*config, &faults);
   report->faults = faults.Take();
   report->notes = faults.TakeNotes();
 }
@@ -135,27 +136,39 @@ bool IsTextProto(absl::string_view file_name) {
          absl::EndsWith(file_name, ".pbtxt");
 }
 
-absl::Status ReadOnce(absl::string_view text, absl::string_view file_name,
-                      UnknownKeys unknown_keys,
-                      const ConfigOverrides& overrides, proto::Config* config,
-                      ReadRecord* record) {
+// What a configuration is read from.
+struct Source {
+  absl::string_view text;
+  // For messages; its ending selects the format.
+  absl::string_view file_name;
+  bool ignore_unknown = false;
+  const ConfigOverrides& overrides;
+  // Keys of a TrainingConfig, whose `json` is the text.
+  ConfigOverrides in_code = {};
+};
+
+absl::Status ReadOnce(const Source& source, UnknownKeys unknown_keys,
+                      proto::Config* config, ReadRecord* record) {
+  const absl::string_view file_name = source.file_name;
   if (IsTextProto(file_name)) {
-    if (!overrides.empty()) {
+    if (!source.overrides.empty()) {
       return absl::InvalidArgumentError(
-          absl::StrCat(file_name, ": --set ", overrides[0],
+          absl::StrCat(file_name, ": --set ", source.overrides[0],
                        ": expected a configuration in JSON"));
     }
-    ReadProtoFromText(text, config, record, unknown_keys);
+    ReadProtoFromText(source.text, config, record, unknown_keys);
     // The message is incomplete, so nothing sensible can be said about the
     // rest.
     if (!record->faults.empty()) record->doubtful_paths.push_back("");
     return absl::OkStatus();
   }
   std::vector<JsonDuplicate> duplicates;
-  TESSERA_ASSIGN_OR_RETURN(
-      JsonValue root, ReadJson(text, file_name, JsonLimits(), &duplicates));
+  TESSERA_ASSIGN_OR_RETURN(JsonValue root, ReadJson(source.text, file_name,
+                                                    JsonLimits(), &duplicates));
   TESSERA_RETURN_IF_ERROR(
-      ApplyOverrides(overrides, *config->GetDescriptor(), &root));
+      AddInCode(source.in_code, *config->GetDescriptor(), &root));
+  TESSERA_RETURN_IF_ERROR(
+      ApplyOverrides(source.overrides, *config->GetDescriptor(), &root));
   ReadProtoFromJson(root, config, record, unknown_keys);
   for (const JsonDuplicate& each : duplicates) {
     record->faults.push_back(
@@ -169,19 +182,18 @@ absl::Status ReadOnce(absl::string_view text, absl::string_view file_name,
 
 // Reads in two passes: whether unknown keys are faults may come after them in
 // the file.
-absl::Status Read(absl::string_view text, absl::string_view file_name,
-                  bool ignore_unknown, const ConfigOverrides& overrides,
-                  proto::Config* config, ReadRecord* record) {
+absl::Status Read(const Source& source, proto::Config* config,
+                  ReadRecord* record) {
   UnknownKeys keys = UnknownKeys::kNotes;
-  if (!ignore_unknown) {
-    TESSERA_RETURN_IF_ERROR(ReadOnce(text, file_name, UnknownKeys::kForeign,
-                                     overrides, config, record));
+  if (!source.ignore_unknown) {
+    TESSERA_RETURN_IF_ERROR(
+        ReadOnce(source, UnknownKeys::kForeign, config, record));
     if (!config->has_unknown_keys()) return absl::OkStatus();
     if (config->unknown_keys() != "warn") keys = UnknownKeys::kFaults;
     config->Clear();
     *record = ReadRecord();
   }
-  return ReadOnce(text, file_name, keys, overrides, config, record);
+  return ReadOnce(source, keys, config, record);
 }
 
 // Annotates `error` of what is in `path`. `--config=<(...)` makes a pipe:
@@ -218,7 +230,8 @@ void SayHowToIgnore(absl::string_view file_name,
 std::string FormatFault(const ConfigFault& fault, absl::string_view file_name) {
   std::string text;
   if (fault.position && fault.position->line == kOverride.line) {
-    text = "--set ";
+    text = fault.position->column == kInCode.column ? "TrainingConfig: "
+                                                    : "--set ";
   } else if (fault.position) {
     absl::StrAppend(&text, FormatPosition(file_name, *fault.position), ": ");
   } else if (!file_name.empty()) {
@@ -228,28 +241,58 @@ std::string FormatFault(const ConfigFault& fault, absl::string_view file_name) {
   return absl::StrCat(text, fault.what);
 }
 
-absl::StatusOr<proto::Communication> ParseCommunication(
-    absl::string_view text, absl::string_view file_name, bool ignore_unknown,
-    const ConfigOverrides& overrides) {
+namespace {
+
+absl::StatusOr<proto::Communication> ReadCommunication(const Source& source) {
   proto::Config config;
   ReadRecord record;
-  const absl::Status read =
-      Read(text, file_name, ignore_unknown, overrides, &config, &record);
-  if (!read.ok()) return OfFile(read, file_name);
+  const absl::Status read = Read(source, &config, &record);
+  if (!read.ok()) return OfFile(read, source.file_name);
   std::vector<ConfigFault> faults;
   for (const ConfigFault& fault : record.faults) {
     // A text that is no message at all has the empty path.
     if (PathsOverlap(fault.path, "communication")) faults.push_back(fault);
   }
-  SayHowToIgnore(file_name, &faults);
+  SayHowToIgnore(source.file_name, &faults);
   proto::Config section;
   *section.mutable_communication() = config.communication();
   Faults found(&record);
   CheckFields(&section, &found);
   CheckCommunication(section.communication(), &found);
   for (ConfigFault& fault : found.Take()) faults.push_back(std::move(fault));
-  if (!faults.empty()) return OfFile(ErrorOf(faults, file_name), file_name);
+  if (!faults.empty()) {
+    return OfFile(ErrorOf(faults, source.file_name), source.file_name);
+  }
   return section.communication();
+}
+
+absl::StatusOr<ConfigReport> ReportOf(const Source& source, int world_size,
+                                      const AutoValues& values) {
+  ConfigReport report;
+  TESSERA_RETURN_IF_ERROR(Read(source, &report.config, &report.record));
+  report.written = report.config;
+  Resolve(world_size, values, &report);
+  Prepend(report.record.faults, &report.faults);
+  SayHowToIgnore(source.file_name, &report.faults);
+  Prepend(report.record.notes, &report.notes);
+  return report;
+}
+
+Source SourceOf(const TrainingConfig& config,
+                const ConfigOverrides& overrides) {
+  return {.text = config.json.empty() ? absl::string_view("{}")
+                                      : absl::string_view(config.json),
+          .file_name = "TrainingConfig",
+          .overrides = overrides,
+          .in_code = KeysOf(config)};
+}
+
+}  // namespace
+
+absl::StatusOr<proto::Communication> ParseCommunication(
+    absl::string_view text, absl::string_view file_name, bool ignore_unknown,
+    const ConfigOverrides& overrides) {
+  return ReadCommunication({text, file_name, ignore_unknown, overrides});
 }
 
 absl::StatusOr<proto::Communication> LoadCommunication(
@@ -266,15 +309,8 @@ absl::StatusOr<ConfigReport> ReadConfig(absl::string_view text,
                                         const AutoValues& values,
                                         bool ignore_unknown,
                                         const ConfigOverrides& overrides) {
-  ConfigReport report;
-  TESSERA_RETURN_IF_ERROR(Read(text, file_name, ignore_unknown, overrides,
-                               &report.config, &report.record));
-  report.written = report.config;
-  Resolve(world_size, values, &report);
-  Prepend(report.record.faults, &report.faults);
-  SayHowToIgnore(file_name, &report.faults);
-  Prepend(report.record.notes, &report.notes);
-  return report;
+  return ReportOf({text, file_name, ignore_unknown, overrides}, world_size,
+                  values);
 }
 
 absl::StatusOr<std::string> ReadConfigFile(const std::string& path) {
@@ -313,6 +349,20 @@ absl::StatusOr<proto::Config> ConfigFromJson(absl::string_view json,
                                              int world_size,
                                              const ConfigOverrides& overrides) {
   return ParseConfig(json, "<code>", world_size, {}, overrides);
+}
+
+absl::StatusOr<proto::Config> ToConfig(const TrainingConfig& config,
+                                       int world_size, const AutoValues& values,
+                                       const ConfigOverrides& overrides) {
+  const Source source = SourceOf(config, overrides);
+  TESSERA_ASSIGN_OR_RETURN(const ConfigReport report,
+                           ReportOf(source, world_size, values));
+  return ConfigOf(report, source.file_name);
+}
+
+absl::StatusOr<proto::Communication> CommunicationOf(
+    const TrainingConfig& config, const ConfigOverrides& overrides) {
+  return ReadCommunication(SourceOf(config, overrides));
 }
 
 absl::StatusOr<proto::Config> ResolveConfig(const proto::Config& config,

@@ -32,6 +32,7 @@
 #include "absl/strings/string_view.h"
 #include "config/auto_values.h"
 #include "config/config.pb.h"
+#include "config/training/training_config.h"  // IWYU pragma: export
 
 namespace tessera {
 
@@ -69,6 +70,12 @@ absl::StatusOr<proto::Config> ConfigFromJson(
     absl::string_view json, int world_size,
     const ConfigOverrides& overrides = {});
 
+// Does what LoadConfig does for a TrainingConfig, without a log. LOCAL.
+absl::StatusOr<proto::Config> ToConfig(const TrainingConfig& config,
+                                       int world_size,
+                                       const AutoValues& values = {},
+                                       const ConfigOverrides& overrides = {});
+
 // Returns Unimplemented with all that `config` asks for and this version does
 // not support. REQUIRES: `config` is completed. LOCAL.
 absl::Status CheckRunnable(const proto::Config& config);
@@ -83,6 +90,9 @@ absl::StatusOr<proto::Communication> LoadCommunication(
 absl::StatusOr<proto::Communication> ParseCommunication(
     absl::string_view text, absl::string_view file_name,
     bool ignore_unknown = false, const ConfigOverrides& overrides = {});
+// Does what LoadCommunication does for a TrainingConfig.
+absl::StatusOr<proto::Communication> CommunicationOf(
+    const TrainingConfig& config, const ConfigOverrides& overrides = {});
 
 // Completes and checks a Config made in code. The result has
 //   - the three batch numbers, with

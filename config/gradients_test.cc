@@ -106,6 +106,8 @@ TEST(StepInBackward, IsRefusedWithWhatNeedsAllGradients) {
       {R"(})", "there is no optimizer"},
       {absl::StrCat(R"(, "report_grad_norm": true)", kAdamW),
        "sharding.report_grad_norm is true"},
+      {absl::StrCat(kAdamW, R"(, "histograms": {"every_steps": 9})"),
+       "histograms.gradients is true"},
       {absl::StrCat(R"(, "served_gathers": "on")", kAdamW),
        "sharding.served_gathers is on"},
       {absl::StrCat(R"(, "shared_working_copy": "on")", kAdamW),
@@ -145,7 +147,8 @@ TEST(StepInBackward, NeitherSharesNorServes) {
       const proto::Config config,
       ParseConfig(WithStepsInBackward(R"(}, "optimizer": {"type": "AdamW"},
           "gradient_clipping_value": 1, "bf16": {"enabled": true,
-          "check_grad_overflow": false})"),
+          "check_grad_overflow": false},
+          "histograms": {"every_steps": 9, "gradients": false})"),
                   "f.json", 2));
   EXPECT_EQ(config.sharding().shared_working_copy(), "off");
   EXPECT_EQ(config.sharding().served_gathers(), "off");

@@ -1,6 +1,7 @@
-// Tests the trace section.
+// Tests the sections trace, histograms and checkpoint.
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
@@ -12,7 +13,10 @@
 namespace tessera {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 absl::StatusOr<ConfigReport> Read(const std::string& section) {
   return ReadConfig(
@@ -45,6 +49,50 @@ TEST(TraceSection, FaultsAreNamed) {
     EXPECT_THAT(
         absl::StrCat(report.faults[0].path, ": ", report.faults[0].what),
         HasSubstr(words));
+  }
+}
+
+// Notes of a configuration with this member.
+std::vector<std::string> NotesOf(const std::string& member) {
+  const auto report =
+      ReadConfig(absl::StrCat("{\"train_batch_size\": 8, ", member, "}"), "f",
+                 /*world_size=*/4, {}, /*ignore_unknown=*/false);
+  TESSERA_EXPECT_OK(report.status());
+  std::vector<std::string> notes;
+  if (!report.ok()) return notes;
+  EXPECT_TRUE(report->faults.empty());
+  for (const ConfigFault& note : report->notes) notes.push_back(note.what);
+  return notes;
+}
+
+TEST(HistogramsSection, SomethingHasToWriteThem) {
+  EXPECT_THAT(NotesOf(R"("histograms": {"every_steps": 5})"),
+              ElementsAre(HasSubstr("only the program's own writers")));
+  EXPECT_THAT(NotesOf(R"("histograms": {"every_steps": 5},
+                         "csv_monitor": {"enabled": true})"),
+              SizeIs(1));
+  EXPECT_THAT(NotesOf(R"("histograms": {"every_steps": 5},
+                         "jsonl_monitor": {"enabled": true})"),
+              IsEmpty());
+  EXPECT_THAT(NotesOf(R"("histograms": {"weights": false})"), IsEmpty());
+}
+
+TEST(CheckpointSection, HasRanges) {
+  for (const auto& [member, fault] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"\"keep_last\": 0", "checkpoint.keep_last"},
+           {"\"every_steps\": -1", "checkpoint.every_steps"},
+           {"\"every_minutes\": -0.5", "checkpoint.every_minutes"},
+           {"\"every_minute\": 5", "did you mean 'every_minutes'?"},
+           {"\"patience\": 1.5", "checkpoint.patience"}}) {
+    EXPECT_THAT(
+        ParseConfig(absl::StrCat("{\"train_batch_size\": 8, \"checkpoint\": {",
+                                 member, "}}"),
+                    "f.json", 4)
+            .status()
+            .message(),
+        HasSubstr(fault))
+        << member;
   }
 }
 

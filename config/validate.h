@@ -46,6 +46,8 @@ void ResolvePrecision(proto::Config* config, Faults* faults);
 void CheckCommunication(const proto::Communication& section, Faults* faults);
 // Checks the section and leaves it as it is.
 void CheckTrace(int world_size, const proto::Trace& section, Faults* faults);
+// Notes histograms that nothing writes.
+void NoteHistograms(const proto::Config& config, Faults* faults);
 
 }  // namespace tessera
 #endif  // CONFIG_VALIDATE_H_

@@ -272,6 +272,10 @@ void AddWhatNeedsAllGradients(const proto::Config& config,
       "bf16.check_grad_overflow", kSkips, ": set that to false");
   add(config.sharding().report_grad_norm(),
       "sharding.report_grad_norm is true, whose norm is that of all gradients");
+  add(config.histograms().every_steps() > 0 && config.histograms().gradients(),
+      "histograms.gradients is true, and no gradients are left for it: set "
+      "that "
+      "to false");
 }
 
 void AddWhatStepsOtherwise(const proto::Config& config, Obstacles* obstacles) {

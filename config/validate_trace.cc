@@ -19,4 +19,15 @@ void CheckTrace(int world_size, const proto::Trace& section, Faults* faults) {
   }
 }
 
+void NoteHistograms(const proto::Config& config, Faults* faults) {
+  if (config.histograms().every_steps() == 0 ||
+      config.tensorboard().enabled() || config.jsonl_monitor().enabled()) {
+    return;
+  }
+  faults->Note(
+      "histograms.every_steps",
+      "tensorboard and jsonl_monitor, which write histograms, are not "
+      "enabled: only the program's own writers get them, if it has any");
+}
+
 }  // namespace tessera

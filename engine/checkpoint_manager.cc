@@ -13,6 +13,8 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "checkpoint/local_folders.h"
+#include "config/config.pb.h"
+#include "engine/checkpoint_manager_options.h"
 #include "engine/run/best_metric.h"
 #include "engine/run/run_folder.h"
 #include "engine/run/save_room.h"
@@ -23,43 +25,6 @@ namespace {
 
 constexpr char kWhere[] = "CheckpointManager";
 
-absl::Status CheckOptions(const CheckpointManagerOptions& options) {
-  if (options.dir.empty()) {
-    return absl::InvalidArgumentError("CheckpointManager: dir is empty");
-  }
-  if (options.keep_last < 1 || options.keep_every < 0 ||
-      options.every_steps < 0 || options.every < absl::ZeroDuration() ||
-      options.mean_time_between_failures < absl::ZeroDuration() ||
-      options.retry_for < absl::ZeroDuration() ||
-      options.wait_for_folder < absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(
-        "CheckpointManager: keep_last must be at least 1, and keep_every, "
-        "every_steps and times at least 0");
-  }
-  if (!(options.min_delta >= 0) || options.patience < 0) {
-    return absl::InvalidArgumentError(
-        "CheckpointManager: min_delta and patience must be at least 0");
-  }
-  return absl::OkStatus();
-}
-
-std::string TextOf(const CheckpointManagerOptions& options) {
-  return absl::StrCat(
-      options.dir, ", every ", options.every_steps, " steps or ",
-      absl::FormatDuration(options.every), ", failures each ",
-      absl::FormatDuration(options.mean_time_between_failures), ", signals ",
-      options.on_signals, ", keep_last ", options.keep_last, ", keep_every ",
-      options.keep_every, options.larger_is_better ? ", larger is better" : "",
-      ", min_delta ", options.min_delta, ", patience ", options.patience,
-      options.keep_best ? ", keep_best" : "", ", async ",
-      options.async.has_value() ? absl::StrCat(*options.async) : "unset",
-      ", node_local ",
-      options.node_local.has_value() ? absl::StrCat(*options.node_local)
-                                     : "unset",
-      ", retry_for ", absl::FormatDuration(options.retry_for),
-      ", wait_for_folder ", absl::FormatDuration(options.wait_for_folder));
-}
-
 }  // namespace
 
 CheckpointManager::CheckpointManager(Engine* engine,
@@ -69,9 +34,9 @@ CheckpointManager::CheckpointManager(Engine* engine,
       comm_(std::move(comm)),
       options_(std::move(options)),
       best_(std::make_unique<BestMetric>(
-          BestMetricOptions{options_.larger_is_better, options_.min_delta})),
+          BestMetricOptions{*options_.larger_is_better, *options_.min_delta})),
       last_save_(options_.clock()) {
-  if (options_.on_signals) signals_ = StopSignals::Catch();
+  if (*options_.on_signals) signals_ = StopSignals::Catch();
 }
 
 // An error is in the log.
@@ -80,6 +45,8 @@ CheckpointManager::~CheckpointManager() { engine_->SettleCheckpoint(); }
 absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Create(
     Engine* engine, CheckpointManagerOptions options) {
   const std::shared_ptr<Communicator>& comm = engine->communicator();
+  engine->NoteManaged();
+  options = CompletedOptions(std::move(options), engine->config().checkpoint());
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(CheckOptions(options), kWhere));
   TESSERA_RETURN_IF_ERROR(
       comm->AgreeEqual(TextOf(options), "CheckpointManagerOptions"));
@@ -105,7 +72,7 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Create(
   manager->folder_ = std::make_unique<RunFolder>(std::move(folder));
   manager->room_ = std::make_unique<SaveRoom>(
       comm, SaveRoomOptions{manager->options_.dir, manager->folder_->leads,
-                            manager->Holds(), manager->options_.retry_for});
+                            manager->Holds(), *manager->options_.retry_for});
   return manager;
 }
 
@@ -185,7 +152,8 @@ std::string CheckpointManager::Wanted() {
   }
   // Without a save there is nothing to calculate an interval from.
   const bool first =
-      options_.mean_time_between_failures > absl::ZeroDuration() && saves_ == 0;
+      *options_.mean_time_between_failures > absl::ZeroDuration() &&
+      saves_ == 0;
   const absl::Duration interval = Interval();
   const bool due = interval > absl::ZeroDuration() &&
                    options_.clock() - last_save_ >= interval;
@@ -195,8 +163,8 @@ std::string CheckpointManager::Wanted() {
 // To ask for step() would wait for the device, so that comes last.
 bool CheckpointManager::IsStepToSave() const {
   const int64_t step = engine_->step_at_most();
-  return options_.every_steps > 0 && step > 0 &&
-         step % options_.every_steps == 0 && step == engine_->step();
+  return *options_.every_steps > 0 && step > 0 &&
+         step % *options_.every_steps == 0 && step == engine_->step();
 }
 
 absl::StatusOr<bool> CheckpointManager::MaybeSave(
@@ -207,8 +175,8 @@ absl::StatusOr<bool> CheckpointManager::MaybeSave(
   }
   bool save = IsStepToSave();
   bool stop = false;
-  if (options_.on_signals || options_.every > absl::ZeroDuration() ||
-      options_.mean_time_between_failures > absl::ZeroDuration()) {
+  if (*options_.on_signals || *options_.every > absl::ZeroDuration() ||
+      *options_.mean_time_between_failures > absl::ZeroDuration()) {
     TESSERA_ASSIGN_OR_RETURN(
         const std::vector<std::string> all,
         comm_->AllGatherStrings(Wanted(), CommTag{"is it time to save"}));
@@ -264,26 +232,31 @@ SaveOptions CheckpointManager::OptionsOf(const std::string& name, bool wait) {
   };
   options.after_commit = [dir = options_.dir, name, holds = Holds(),
                           is_best = name == best_name_, before = best_before_,
-                          retention = Kept()] {
+                          retention = Kept(), manager = options_,
+                          told = told_removal_] {
     FileSystem* const files = FileSystem::Real();
     const absl::Status best =
         is_best ? WriteBest(dir, name, files) : absl::OkStatus();
     Retention kept = retention;
     // It makes room for the best one before it, unless DIR/best names that.
     if (is_best && best.ok()) kept.keep.erase(before);
+    std::vector<std::string> removed;
     // Also after an error: on a full disk it makes the room for the next.
     for (const absl::Status& status :
          {WriteLatest(dir, name, files), best,
-          RemoveOldSteps(dir, name, kept, files, holds)}) {
+          RemoveOldSteps(dir, name, kept, files, holds, &removed)}) {
       if (status.ok()) continue;
       TESSERA_LOG(WARNING) << name << " is saved, but " << status.message();
+    }
+    if (!removed.empty() && !told->exchange(true)) {
+      TESSERA_LOG(INFO) << RemovalText(manager, removed);
     }
   };
   return options;
 }
 
 Retention CheckpointManager::Kept() const {
-  Retention kept{options_.keep_last, options_.keep_every, {}, passed_over_};
+  Retention kept{*options_.keep_last, *options_.keep_every, {}, passed_over_};
   for (const std::string& name : {best_name_, best_before_}) {
     if (!name.empty()) kept.keep.insert(name);
   }

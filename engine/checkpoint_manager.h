@@ -1,7 +1,7 @@
 // CheckpointManager: decides when to save, under which name, and what to keep,
 // in one line of a training loop.
 //
-//   CheckpointManagerOptions options;
+//   CheckpointManagerOptions options;  // or "checkpoint" in the configuration
 //   options.dir = "run7";
 //   options.every = absl::Minutes(10);
 //   auto manager = *CheckpointManager::Create(engine.get(), options);
@@ -29,6 +29,7 @@
 #ifndef ENGINE_CHECKPOINT_MANAGER_H_
 #define ENGINE_CHECKPOINT_MANAGER_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -53,45 +54,53 @@ class SaveRoom;          // engine/run/save_room.h
 class StopSignals;       // engine/run/stop_signals.h
 
 // When to save and what to keep; identical on all ranks. The first condition
-// that holds triggers a save.
+// that holds triggers a save. What is unset is as the section `checkpoint` of
+// the engine's configuration says, by the key in brackets, and otherwise the
+// default.
 struct CheckpointManagerOptions {
-  // The folder. A relative path is resolved at Create, whatever the working
-  // directory is later.
+  // The folder [folder]; one of the two names it. A relative path is resolved
+  // at Create, whatever the working directory is later.
   std::string dir;
-  // Saves at steps that are multiples of this; 0: no.
-  int64_t every_steps = 0;
-  // Saves when so much time has passed since the last save, by rank 0's clock;
-  // 0: no.
-  absl::Duration every = absl::ZeroDuration();
-  // Mean time between failures of the job, all hosts together. The interval is
-  // then Young's and Daly's (J. W. Young, 1974; J. T. Daly, 2006), from this
-  // and what saves have cost the training so far; the first is after the first
-  // step. 0: no.
-  absl::Duration mean_time_between_failures = absl::ZeroDuration();
-  // Saves on SIGTERM or SIGUSR1 to any rank's process.
-  bool on_signals = true;
-  int keep_last = 2;  // at least 1
+  // Saves at steps that are multiples of this [every_steps]; 0, the default:
+  // no.
+  std::optional<int64_t> every_steps;
+  // Saves when so much time has passed since the last save, by rank 0's clock
+  // [every_minutes]; 0, the default: no.
+  std::optional<absl::Duration> every;
+  // Mean time between failures of the job, all hosts together
+  // [minutes_between_failures]. The interval is then Young's and Daly's (J. W.
+  // Young, 1974; J. T. Daly, 2006), from this and what saves cost the training
+  // so far; the first is after the first step. 0, the default: no.
+  std::optional<absl::Duration> mean_time_between_failures;
+  // Saves on SIGTERM or SIGUSR1 to any rank's process [on_signals]; true by
+  // default.
+  std::optional<bool> on_signals;
+  // So many of the last checkpoints are kept [keep_last]; at least 1, 2 by
+  // default.
+  std::optional<int> keep_last;
   // Checkpoints of steps that are multiples of this are never removed, and do
-  // not count for keep_last; 0: none.
-  int64_t keep_every = 0;
-  // For ReportMetric. Whether a larger metric is better than a smaller one, and
-  // how much better than the best it has to be, or it counts as no better.
-  bool larger_is_better = false;
-  double min_delta = 0;
+  // not count for keep_last [keep_every]; 0, the default: none.
+  std::optional<int64_t> keep_every;
+  // For ReportMetric. Whether a larger metric is better than a smaller one
+  // [larger_is_better]; false by default. And how much better than the best it
+  // has to be, or it counts as no better [min_delta]; 0 by default.
+  std::optional<bool> larger_is_better;
+  std::optional<double> min_delta;
   // ReportMetric returns true after this many reports in a row without
-  // progress; 0: never.
-  int64_t patience = 0;
+  // progress [patience]; 0, the default: never.
+  std::optional<int64_t> patience;
   // Saves at a report of the best metric, and keeps that checkpoint until a
-  // better one is saved, besides those of keep_last; DIR/best names it.
-  bool keep_best = false;
+  // better one is saved, besides those of keep_last; DIR/best names it
+  // [keep_best]. False by default.
+  std::optional<bool> keep_best;
   std::optional<bool> async;       // as SaveOptions::async
   std::optional<bool> node_local;  // as SaveOptions::node_local
   // How long a save that finds the disk full is retried, with growing pauses of
-  // up to 30 s: older checkpoints are removed to make room, but never the
-  // newest whole one, nor those of keep_every. An async save is retried while
-  // training goes on, where `every` or `on_signals` makes ranks agree at each
-  // step. 0: no retries.
-  absl::Duration retry_for = absl::Minutes(5);
+  // up to 30 s [retry_minutes]: older checkpoints are removed to make room, but
+  // never the newest whole one, nor those of keep_every. An async save is
+  // retried while training goes on, where `every` or `on_signals` makes ranks
+  // agree at each step. 5 minutes by default; 0: no retries.
+  std::optional<absl::Duration> retry_for;
   // How long Create waits where another job still has the folder, such as a
   // previous one that is ending; 0: an error at once.
   absl::Duration wait_for_folder = absl::ZeroDuration();
@@ -110,13 +119,14 @@ class CheckpointManager {
   // checkpoint is saved.
   using ClientState = std::function<std::string()>;
 
-  // Makes and locks the folder. `engine` outlives this. COLLECTIVE.
-  // InvalidArgument: no folder, keep_last below 1, options that differ between
+  // Makes and locks the folder. `engine` outlives this. Without options all is
+  // as the engine's configuration says. COLLECTIVE. InvalidArgument: no folder,
+  // keep_last below 1, options that differ between
   // ranks; Unavailable: another job has the folder. Where a folder cannot be
   // locked (it cannot be written to, its file system has no locks) a warning
   // says so.
   static absl::StatusOr<std::unique_ptr<CheckpointManager>> Create(
-      Engine* engine, CheckpointManagerOptions options);
+      Engine* engine, CheckpointManagerOptions options = {});
   // Waits for a save that is being written.
   ~CheckpointManager();
 
@@ -192,6 +202,7 @@ class CheckpointManager {
 
   Engine* const engine_;
   const std::shared_ptr<Communicator> comm_;
+  // Nothing is unset but async and node_local.
   const CheckpointManagerOptions options_;
   std::unique_ptr<StopSignals> signals_;
   std::unique_ptr<RunFolder> folder_;  // both by Create
@@ -206,6 +217,9 @@ class CheckpointManager {
   int64_t seen_updates_ = -1;
   // Time of the newest checkpoint in the folder; -1: not looked up yet.
   int64_t newest_micros_ = -1;
+  // Whether the log has said which checkpoints are kept; shared with saves.
+  const std::shared_ptr<std::atomic<bool>> told_removal_ =
+      std::make_shared<std::atomic<bool>>(false);
   // Names of checkpoints that Resume has skipped, and why.
   std::map<std::string, absl::Status> passed_over_;
   absl::Duration last_save_;  // by the clock

@@ -26,7 +26,7 @@ absl::StatusOr<bool> CheckpointManager::ReportMetric(
       comm_->AgreeEqual(absl::StrFormat("%a", metric), "reported metric"));
   const std::string state_before = best_->State();
   const bool better = best_->Report(metric, engine_->step());
-  if (better && options_.keep_best) {
+  if (better && *options_.keep_best) {
     (void)HowLastEnded();  // whether the one before is on the disk
     const std::string before =
         std::exchange(best_name_, StepFolderName(engine_->step()));
@@ -41,7 +41,7 @@ absl::StatusOr<bool> CheckpointManager::ReportMetric(
       TESSERA_RETURN_IF_ERROR(SaveAs(client_state, /*wait=*/false));
     }
   }
-  return options_.patience > 0 && best_->not_better() >= options_.patience;
+  return *options_.patience > 0 && best_->not_better() >= *options_.patience;
 }
 
 absl::Status CheckpointManager::WriteBestOf(const std::string& name) {
@@ -77,7 +77,7 @@ absl::Status CheckpointManager::ResumeBest(
   TESSERA_RETURN_IF_ERROR(best_->Load(states[0]));
   best_name_.clear();
   ForgetBestBefore();
-  if (!options_.keep_best) return absl::OkStatus();
+  if (!*options_.keep_best) return absl::OkStatus();
   if (!is_there() && states.size() > 1) {
     TESSERA_RETURN_IF_ERROR(best_->Load(states[1]));
   }

@@ -22,11 +22,11 @@ absl::Duration OptimalSaveInterval(absl::Duration save,
 }
 
 absl::Duration CheckpointManager::Interval() const {
-  absl::Duration interval = options_.every;
-  if (options_.mean_time_between_failures > absl::ZeroDuration() &&
+  absl::Duration interval = *options_.every;
+  if (*options_.mean_time_between_failures > absl::ZeroDuration() &&
       saves_ > 0) {
     const absl::Duration best = OptimalSaveInterval(
-        cost_ / saves_, options_.mean_time_between_failures);
+        cost_ / saves_, *options_.mean_time_between_failures);
     interval =
         interval == absl::ZeroDuration() ? best : std::min(interval, best);
   }
@@ -39,7 +39,7 @@ void CheckpointManager::NoteCost(absl::Duration cost) {
   ++saves_;
   // Means of costs differ by a little each time.
   const absl::Duration interval = Interval();
-  if (options_.mean_time_between_failures > absl::ZeroDuration() &&
+  if (*options_.mean_time_between_failures > absl::ZeroDuration() &&
       absl::AbsDuration(interval - logged_interval_) > logged_interval_ / 10) {
     LogReport();
   }

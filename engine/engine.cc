@@ -336,6 +336,7 @@ absl::Status Engine::SaveSafetensors(const std::string& dir,
 bool Engine::node_local_checkpoints() const {
   return impl_->config().checkpoint().use_node_local_storage();
 }
+void Engine::NoteManaged() { impl_->trainer().NoteManaged(); }
 bool Engine::saving_checkpoint() const { return impl_->saver().saving(); }
 absl::StatusOr<LoadCheckpointReport> Engine::LoadCheckpoint(
     const std::string& dir, LoadCheckpointOptions options) {

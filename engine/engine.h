@@ -141,8 +141,7 @@ class Engine {
   // FileError's. LOCAL.
   absl::Status WriteMemoryTimeline(const std::string& prefix);
 
-  // Returns the monitor, through which a program adds to the metrics that
-  // monitors write: engine/observe/monitor.h, docs/monitoring.md. LOCAL.
+  // What a program adds metrics to: engine/observe/monitor.h. LOCAL.
   Monitor& monitor();
 
   // Sets the learning rate of all groups from now on (SetOption: of one group),
@@ -295,8 +294,7 @@ class Engine {
   // (sharding.served_gathers); ResourceExhausted and the disk's errors, after
   // which some states have moved, and all can be used. COLLECTIVE.
   absl::Status Offload(const OffloadStates& states = {});
-  // Brings back all states that Offload moved; after an error, some of them.
-  // COLLECTIVE.
+  // Brings back what Offload moved; after an error, some of it. COLLECTIVE.
   absl::Status Reload();
 
   // ---- The schedule at stage 3. Names are those of DescribeUnits. NotFound.
@@ -333,8 +331,7 @@ class Engine {
   // silent for the collectives' timeout. The destructor waits, too; its errors
   // go to the log. LOCAL, but all ranks have to live until then.
   absl::Status WaitForCheckpoint();
-  // As WaitForCheckpoint, but leaves an error for a later call to return.
-  // LOCAL.
+  // As WaitForCheckpoint; leaves its error for a later call to return. LOCAL.
   void SettleCheckpoint();
   // Whether an async save is being written. LOCAL.
   bool saving_checkpoint() const;
@@ -392,6 +389,8 @@ class Engine {
   friend NoSyncScope;
   friend AutocastScope;
   friend EvalScope;
+  friend class CheckpointManager;  // which calls this:
+  void NoteManaged();
   explicit Engine(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

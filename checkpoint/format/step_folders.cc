@@ -102,7 +102,8 @@ absl::Status RemoveAllButTheLast(const std::string& dir,
                                  const std::vector<std::string>& names,
                                  const std::string& saved,
                                  const Retention& retention, FileSystem* files,
-                                 FolderHolds holds) {
+                                 FolderHolds holds,
+                                 std::vector<std::string>* removed) {
   absl::Status failed;
   int kept = 0;
   for (const StepFolder& one : NewestFirst(dir, names, files)) {
@@ -122,7 +123,11 @@ absl::Status RemoveAllButTheLast(const std::string& dir,
     // A damaged one is removed only if it is older than a good one.
     if (one.name == saved || kept == 0) continue;
     if (state.ok() || absl::IsDataLoss(state)) {
-      failed.Update(Removed(RemoveCheckpoint(path, files)));
+      const absl::Status gone = RemoveCheckpoint(path, files);
+      failed.Update(Removed(gone));
+      if (gone.ok() && state.ok() && removed != nullptr) {
+        removed->push_back(one.name);
+      }
     } else if (kept == retention.keep_last) {
       failed.Update(Annotate(state, "not removed"));
     }
@@ -197,7 +202,8 @@ absl::Status WriteBest(const std::string& dir, const std::string& name,
 
 absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
                             const Retention& retention, FileSystem* files,
-                            FolderHolds holds) {
+                            FolderHolds holds,
+                            std::vector<std::string>* removed) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                            StepNames(dir, files));
   // With many steps that stay for ever, a save need not read them all.
@@ -206,7 +212,7 @@ absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
     if (!Stays(name, retention)) others.push_back(name);
   }
   absl::Status failed =
-      RemoveAllButTheLast(dir, others, saved, retention, files, holds);
+      RemoveAllButTheLast(dir, others, saved, retention, files, holds, removed);
   for (const std::string& name : names) {
     const std::string path = PathOf(dir, name);
     if (name == saved || !HoldsNoManifest(path, files)) continue;

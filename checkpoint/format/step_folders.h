@@ -75,10 +75,13 @@ struct Retention {
 // that another process saves to, or a file that is no checkpoint's. Only whole
 // checkpoints count for keep_last; what cannot be read now is left alone.
 // Errors name what it could not remove. It opens the manifests of checkpoints
-// that do not stay for ever, and the data files of the last ones. LOCAL.
+// that do not stay for ever, and the data files of the last ones. Adds the
+// names of undamaged checkpoints that it has removed to `removed`, unless that
+// is null. LOCAL.
 absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
                             const Retention& retention, FileSystem* files,
-                            FolderHolds holds = FolderHolds::kAll);
+                            FolderHolds holds = FolderHolds::kAll,
+                            std::vector<std::string>* removed = nullptr);
 
 // DiskRoom is what a disk has for the next checkpoint.
 struct DiskRoom {

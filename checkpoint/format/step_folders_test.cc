@@ -74,9 +74,13 @@ TEST_F(StepFoldersTest, LatestNamesOneAndIsReplaced) {
 
 TEST_F(StepFoldersTest, TheLastAndTheMultiplesAreKept) {
   for (int64_t step = 1; step <= 8; ++step) Save(step, step);
+  std::vector<std::string> removed;
   TESSERA_EXPECT_OK(RemoveOldSteps(kDir, StepFolderName(8),
-                                   {.keep_last = 2, .keep_every = 3}, &disk_));
+                                   {.keep_last = 2, .keep_every = 3}, &disk_,
+                                   FolderHolds::kAll, &removed));
   EXPECT_THAT(Found(), ElementsAre(8, 7, 6, 3));
+  EXPECT_THAT(removed, ElementsAre(StepFolderName(5), StepFolderName(4),
+                                   StepFolderName(2), StepFolderName(1)));
   // Those that stay for ever do not count.
   Save(9, 9);
   TESSERA_EXPECT_OK(RemoveOldSteps(kDir, StepFolderName(9),

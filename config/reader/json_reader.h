@@ -27,8 +27,10 @@ struct JsonPosition {
   int column = 1;
 };
 
-// The position of what no file has (config/reader/overrides.h).
+// The positions of what no file has (config/reader/overrides.h): overrides, and
+// keys that a program sets by a TrainingConfig.
 inline constexpr JsonPosition kOverride = {0, 0};
+inline constexpr JsonPosition kInCode = {0, 1};
 
 enum class JsonKind { kNull, kBool, kNumber, kString, kArray, kObject };
 
@@ -88,7 +90,8 @@ absl::StatusOr<JsonValue> ReadJson(
 // written.
 std::string ToJsonText(const JsonValue& value);
 
-// Returns "file_name:line:column", or "--set" for kOverride.
+// Returns "file_name:line:column", "--set" for kOverride, and "TrainingConfig"
+// for kInCode.
 std::string FormatPosition(absl::string_view file_name, JsonPosition position);
 
 }  // namespace tessera

@@ -63,7 +63,9 @@ std::string ToJsonText(const JsonValue& value) {
 }
 
 std::string FormatPosition(absl::string_view file_name, JsonPosition position) {
-  if (position.line == kOverride.line) return "--set";
+  if (position.line == kOverride.line) {
+    return position.column == kOverride.column ? "--set" : "TrainingConfig";
+  }
   return absl::StrCat(file_name, ":", position.line, ":", position.column);
 }
 

@@ -23,5 +23,12 @@ absl::Status ApplyOverrides(const std::vector<std::string>& overrides,
                             const google::protobuf::Descriptor& schema,
                             JsonValue* root);
 
+// Adds the keys of a TrainingConfig (config/training_config.h), in the same
+// form. Positions are kInCode. Returns InvalidArgument if a key is there
+// already, and as above. Pure.
+absl::Status AddInCode(const std::vector<std::string>& keys,
+                       const google::protobuf::Descriptor& schema,
+                       JsonValue* root);
+
 }  // namespace tessera
 #endif  // CONFIG_READER_OVERRIDES_H_

@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/json.h"
+#include "config/config.pb.h"
 #include "config/config_text.h"
 #include "engine/api/version.h"
 #include "engine/plan/plan.h"
@@ -70,6 +71,8 @@ RunStart StartOf(const ShardedModel& model, double start_unix_seconds) {
 
 std::string RunJson(const ShardedModel& model, const proto::Config& config,
                     const PlanReport* plan, const RunDescription& run) {
+  proto::Config shown = config;  // without secrets
+  if (shown.comet().has_api_key()) shown.mutable_comet()->set_api_key("***");
   std::string text = absl::StrCat(
       "{\"version\": ", QuoteJson(kTesseraVersion),
       ", \"model\": ", QuoteJsonBytes(ModelName(model)),
@@ -88,7 +91,7 @@ std::string RunJson(const ShardedModel& model, const proto::Config& config,
     absl::StrAppend(&text, ",\n \"planned\": ", Planned(*plan, model),
                     ",\n \"plan\": ", QuoteJson(plan->ToString()));
   }
-  return absl::StrCat(text, ",\n \"config\": ", ConfigToJson(config), "}\n");
+  return absl::StrCat(text, ",\n \"config\": ", ConfigToJson(shown), "}\n");
 }
 
 }  // namespace tessera

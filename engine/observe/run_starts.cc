@@ -1,9 +1,11 @@
 #include "engine/observe/run_starts.h"
 
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -16,6 +18,7 @@ namespace {
 
 constexpr size_t kMostStarts = 1000;  // the last ones
 constexpr size_t kMostOfCommand = 4096;
+constexpr char kMasked[] = "***";
 
 // Returns it as ToJsonText does, so that what was read is found again.
 std::string StartText(const RunStart& start) {
@@ -46,6 +49,44 @@ std::vector<std::string> StartsIn(absl::string_view text) {
   return starts;
 }
 
+// Returns whether the value of a flag of this name is nobody's business: its
+// last word says so, as in "--api_key", "--hf-token" and "comet.apiKey", but
+// not in "--max_tokens" and "--key_file".
+bool NamesASecret(absl::string_view name) {
+  std::string last;
+  char before = ' ';
+  for (const char c : name) {
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+        (absl::ascii_isupper(static_cast<unsigned char>(c)) &&
+         absl::ascii_islower(static_cast<unsigned char>(before)))) {
+      last.clear();
+    }
+    if (absl::ascii_isalnum(static_cast<unsigned char>(c))) {
+      last += absl::ascii_tolower(static_cast<unsigned char>(c));
+    }
+    before = c;
+  }
+  static constexpr absl::string_view kSecrets[] = {
+      "key",     "keys",     "apikey", "token",      "secret",
+      "secrets", "password", "passwd", "passphrase", "credentials"};
+  return std::find(std::begin(kSecrets), std::end(kSecrets), last) !=
+         std::end(kSecrets);
+}
+
+// Returns the word with "***" in the place of a secret: --api_key=x, and
+// --set=comet.api_key=x.
+std::string WithoutSecret(absl::string_view word) {
+  size_t begin = 0;
+  for (size_t equals = word.find('='); equals != word.npos;
+       equals = word.find('=', begin)) {
+    if (NamesASecret(word.substr(begin, equals - begin))) {
+      return absl::StrCat(word.substr(0, equals + 1), kMasked);
+    }
+    begin = equals + 1;
+  }
+  return std::string(word);
+}
+
 }  // namespace
 
 std::string StartsJson(absl::string_view earlier, const RunStart& start) {
@@ -72,15 +113,22 @@ std::string WithEnd(absl::string_view run_json, const RunStart& start,
 
 std::string CommandText(absl::string_view cmdline) {
   std::vector<std::string> words;
-  for (absl::string_view word :
+  bool is_secret = false;  // the value of the flag before: --token x
+  for (absl::string_view given :
        absl::StrSplit(cmdline, '\0', absl::SkipEmpty())) {
+    const bool is_flag = absl::StartsWith(given, "-");
+    const std::string word = is_secret && !absl::StartsWith(given, "--")
+                                 ? kMasked
+                                 : WithoutSecret(given);
+    is_secret =
+        is_flag && !absl::StrContains(given, '=') && NamesASecret(given);
     const bool plain =
         std::all_of(word.begin(), word.end(), [](unsigned char c) {
           return absl::ascii_isalnum(c) ||
                  absl::string_view("-_=./,:+@%").find(static_cast<char>(c)) !=
                      absl::string_view::npos;
         });
-    words.push_back(plain ? std::string(word) : absl::StrCat("'", word, "'"));
+    words.push_back(plain ? word : absl::StrCat("'", word, "'"));
   }
   const std::string text = absl::StrJoin(words, " ");
   std::string out;

@@ -39,7 +39,9 @@ std::string WithEnd(absl::string_view run_json, const RunStart& start,
                     const RunEnd& end);
 
 // Returns the words of /proc/self/cmdline, for people: those with other than
-// plain characters are in quotes.
+// plain characters are in quotes. "***" stands for values of flags whose names
+// end in key, token, secret, password, passphrase or credentials (--api_key=x,
+// --token x, --set comet.api_key=x).
 std::string CommandText(absl::string_view cmdline);
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #include "engine/observe/run_starts.h"
 
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "config/reader/json_reader.h"
@@ -86,6 +87,37 @@ TEST(RunStartsTest, TheCommandIsForPeople) {
   const std::string longer = CommandText(std::string(10000, 'a'));
   EXPECT_THAT(longer, SizeIs(4100));
   EXPECT_THAT(longer, EndsWith("a ..."));
+}
+
+std::string Command(std::vector<std::string> words) {
+  std::string cmdline;
+  for (const std::string& word : words) cmdline += word + '\0';
+  return CommandText(cmdline);
+}
+
+TEST(RunStartsTest, TheCommandKeepsSecrets) {
+  EXPECT_EQ(Command({"train", "--api_key=abc", "--width=8"}),
+            "train '--api_key=***' --width=8");
+  EXPECT_EQ(Command({"train", "--hf-token", "abc", "data"}),
+            "train --hf-token '***' data");
+  EXPECT_EQ(Command({"train", "-password", "-abc", "--secret=a=b"}),
+            "train -password '***' '--secret=***'");
+  EXPECT_EQ(Command({"train", "--set", "comet.api_key=abc",
+                     "--set=comet.apiKey=abc", "--CLIENT_SECRET=abc"}),
+            "train --set 'comet.api_key=***' '--set=comet.apiKey=***' "
+            "'--CLIENT_SECRET=***'");
+  // A flag without a value is not one before a value.
+  EXPECT_EQ(Command({"train", "--token", "--width=8", "abc"}),
+            "train --token --width=8 abc");
+}
+
+TEST(RunStartsTest, TheCommandShowsWhatIsNoSecret) {
+  for (const std::string word :
+       {"--max_tokens=2048", "--tokenizer=t.json", "--key_file=k",
+        "--num_key_value_heads=8", "--keep_last=3", "monkey"}) {
+    EXPECT_EQ(Command({"train", word, "abc"}),
+              absl::StrCat("train ", word, " abc"));
+  }
 }
 
 }  // namespace

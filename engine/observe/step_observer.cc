@@ -146,6 +146,12 @@ absl::Status StepObserver::Open(const StepObserverOptions& options) {
     TESSERA_RETURN_IF_ERROR(
         model_->comm()->AgreeOk(opened, "Engine::Create: monitors"));
   }
+  if (writes_ && config_.histograms().every_steps() > 0) {
+    TESSERA_ASSIGN_OR_RETURN(
+        ParameterHistograms histograms,
+        ParameterHistograms::Create(model_, config_.histograms()));
+    histograms_ = std::move(histograms);
+  }
   monitor_->writes_ = outputs_.has_value();
   BeginProfile(0);
   return absl::OkStatus();
@@ -255,6 +261,21 @@ void StepObserver::EndStep(int64_t updates, int64_t step_at_most,
   }
   DropStep();
   BeginProfile(updates);
+}
+
+absl::Status StepObserver::AddHistograms(int64_t step,
+                                         const Gradients& gradients,
+                                         double divisor) {
+  if (!histograms_.has_value() || !histograms_->IsDue(step)) {
+    return absl::OkStatus();
+  }
+  TESSERA_ASSIGN_OR_RETURN(std::vector<StepMetrics::Values> made,
+                           histograms_->Make(gradients, divisor));
+  if (!outputs_.has_value()) return absl::OkStatus();
+  for (StepMetrics::Values& each : made) {
+    monitor_->added_.histograms.push_back(std::move(each));
+  }
+  return absl::OkStatus();
 }
 
 void StepObserver::DropStep() {

@@ -28,6 +28,7 @@
 #include "engine/observe/flops_profile.h"
 #include "engine/observe/metrics_outputs.h"
 #include "engine/observe/monitor.h"
+#include "engine/observe/parameter_histograms.h"
 #include "engine/observe/print_lines.h"
 #include "engine/observe/rank_exchange.h"
 #include "engine/observe/run_starts.h"
@@ -55,7 +56,8 @@ class StepObserver {
       const ShardedModel* model, const proto::Config* config, Monitor* monitor,
       const StepObserverOptions& options);
 
-  // ---- Called by Trainer. LOCAL, except that EndStep queues an all-gather.
+  // ---- Called by Trainer. LOCAL, except for AddHistograms, and that EndStep
+  // queues an all-gather.
   void EndForward();
   void EndAutograd() { clock_.EndAutograd(); }
   // Adds the loss of a Backward that did not fail. `weight`:
@@ -66,6 +68,11 @@ class StepObserver {
   void EndBackward() { clock_.EndBackward(); }
   void BeginStep() { clock_.BeginStep(); }
   void EndMicroBatch() { clock_.EndMicroBatch(); }
+  // Makes the histograms of optimizer step `step`, where the configuration asks
+  // for them, before the step has changed anything. See
+  // ParameterHistograms::Make; its errors are the step's. COLLECTIVE.
+  absl::Status AddHistograms(int64_t step, const Gradients& gradients,
+                             double divisor);
   // Forgets the step so far: its gradients were dropped.
   void DropStep();
   // Whether Complete waits for the outcome of the last step.
@@ -131,6 +138,7 @@ class StepObserver {
   // Nanoseconds at the last reported step.
   int64_t data_wait_before_ = 0, exposed_before_ = 0;
   std::optional<FlopsProfile> profile_;
+  std::optional<ParameterHistograms> histograms_;
   std::deque<Pending> pending_;    // two at most
   std::optional<RunStart> start_;  // in run.json
   bool ended_ = false;

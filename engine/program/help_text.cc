@@ -40,7 +40,7 @@ std::string ConfigEntries(const StartOptions& options) {
     if (!options.config.empty()) {
       absl::StrAppend(&text, " Default: ", options.config,
                       ", in the current folder or beside the program.");
-    } else if (!options.config_json.empty()) {
+    } else if (options.training.has_value() || !options.config_json.empty()) {
       absl::StrAppend(&text, " Default: the program has one.");
     }
     out += HelpRow("--config=FILE", text);

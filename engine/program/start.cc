@@ -20,17 +20,22 @@ constexpr char kInCode[] = "<code>";  // as ConfigFromJson
 // A configuration's text, which is read once: a pipe has it no second time, and
 // a file may change.
 struct Source {
-  std::string path;  // "": the text is the program's own
-  std::string text;
+  std::string path;  // "": it is in the program's code
+  std::string text;  // unused with `training`
+  const TrainingConfig* training = nullptr;
 
   std::string name() const { return path.empty() ? kInCode : path; }
   absl::StatusOr<proto::Communication> Communication(
       const StartOptions& options) const {
+    if (training != nullptr) return CommunicationOf(*training, options.set);
     return ParseCommunication(text, name(), options.ignore_unknown,
                               options.set);
   }
   absl::StatusOr<proto::Config> Config(int ranks, const StartOptions& options,
                                        ConfigNotes notes) const {
+    if (training != nullptr) {
+      return ToConfig(*training, ranks, options.auto_values, options.set);
+    }
     return ParseConfig(text, name(), ranks, options.auto_values, options.set,
                        options.ignore_unknown, notes);
   }
@@ -48,6 +53,12 @@ absl::StatusOr<Source> FindSource(const Arguments& arguments,
   // What --set says of the ranks' communication holds for every file.
   if (!options.reads_config) return Source{"", "{}"};
   if (arguments.config.has_value()) return SourceOfFile(*arguments.config);
+  if (options.training.has_value() && !options.config_json.empty()) {
+    return absl::InvalidArgumentError(
+        "StartOptions: expected one configuration in the code, got training "
+        "and config_json: TrainingConfig::json has room for the latter");
+  }
+  if (options.training.has_value()) return Source{"", "", &*options.training};
   if (!options.config_json.empty()) return Source{"", options.config_json};
   if (!options.config.empty()) return SourceOfFile(options.config);
   return absl::InvalidArgumentError(

@@ -22,6 +22,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -38,9 +39,12 @@ struct StartOptions {
   std::string about;
   // The path of the configuration that is read unless --config gives another.
   // A relative path is looked for in the current folder, then beside the
-  // program. Empty, and no `config_json`: --config must be given.
+  // program. Empty, and none of the next two: --config must be given.
   std::string config;
-  // JSON that is the configuration unless --config gives a file.
+  // The configuration unless --config gives a file: in fields, as in
+  //   Start(&argc, argv, {.training = tessera::TrainingConfig{.stage = 3}})
+  // or in JSON. One of the two at most.
+  std::optional<TrainingConfig> training;
   std::string config_json;
   // False for a program that reads its configurations by StartedJob::Load: it
   // has no --config, and StartedJob::config stays empty.
@@ -67,7 +71,8 @@ struct StartedJob {
   // The configuration, completed for the world's ranks (with --plan_world for
   // those that are planned). Engine::Create takes it.
   proto::Config config;
-  std::string config_path;  // where it was found; empty for config_json
+  // Where it was found; empty for `training` and `config_json`.
+  std::string config_path;
   // The options of Start, with those of --set in `set`.
   StartOptions options;
 
@@ -103,8 +108,9 @@ struct StartedJob {
 // that defines an absl flag named "config" gets the path by it; one with a name
 // of Init's is an error.
 //
-// COLLECTIVE, blocking, as Init. Returns the errors of Init and LoadConfig, and
-// NotFound with all places where the configuration was looked for.
+// COLLECTIVE, blocking, as Init. Returns the errors of Init and LoadConfig,
+// NotFound with all places where the configuration was looked for, and
+// InvalidArgument for options that exclude each other.
 absl::StatusOr<StartedJob> Start(int* argc, char** argv,
                                  StartOptions options = {},
                                  const char* file = __builtin_FILE());

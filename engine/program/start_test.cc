@@ -163,6 +163,35 @@ TEST_F(StartTest, TheConfigurationMayBeInTheCode) {
                                   HasSubstr("<code>:1:22: train_batch_size")));
 }
 
+TEST_F(StartTest, TheConfigurationMayBeFieldsInTheCode) {
+  options_.training =
+      TrainingConfig{.stage = 2,
+                     .batch = 8,
+                     .json = R"({"communication": {"timeout_seconds": 77}})"};
+  options_.set = {"gradient_clipping=2"};
+  TESSERA_ASSERT_OK_AND_ASSIGN(const StartedJob job,
+                               Start({"--set", "gradient_clipping=3"}));
+  EXPECT_EQ(job.config.zero_optimization().stage(), 2);
+  EXPECT_EQ(job.config.gradient_clipping(), 3);
+  EXPECT_EQ(job.world->options().collective_timeout, absl::Seconds(77));
+  EXPECT_EQ(job.config_path, "");
+  Shutdown();
+  std::ofstream(path_) << "{\"train_batch_size\": 5}";
+  TESSERA_ASSERT_OK_AND_ASSIGN(const StartedJob other,
+                               Start({"--config", path_}));
+  EXPECT_EQ(other.config.train_batch_size(), 5);
+  Shutdown();
+  options_.training->stage = 7;
+  EXPECT_THAT(Start({}),
+              StatusIs(StatusCode::kInvalidArgument,
+                       "TrainingConfig: zero_optimization.stage: expected 0, "
+                       "1, 2 or 3, got 7"));
+  options_.config_json = kJson;
+  EXPECT_THAT(Start({}),
+              StatusIs(StatusCode::kInvalidArgument,
+                       HasSubstr("expected one configuration in the code")));
+}
+
 TEST_F(StartTest, PlansForOtherRanks) {
   TESSERA_ASSERT_OK_AND_ASSIGN(const StartedJob job,
                                Start({"--config", path_, "--plan_world=4"}));

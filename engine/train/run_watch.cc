@@ -245,6 +245,22 @@ bool RunWatch::HasGradients() const {
 
 // An engine that evaluates has no gradients, and one without an optimizer may
 // have them made to be looked at.
+void RunWatch::TellUnmanaged() const {
+  const proto::Checkpoint& section = config_.checkpoint();
+  const char* const key = section.every_steps() > 0     ? "every_steps"
+                          : section.every_minutes() > 0 ? "every_minutes"
+                          : section.minutes_between_failures() > 0
+                              ? "minutes_between_failures"
+                          : !section.folder().empty() ? "folder"
+                                                      : nullptr;
+  if (key == nullptr) return;
+  TESSERA_LOG_RANK0(WARNING)
+      << "checkpoint." << key
+      << ": nothing is saved by this key, since a CheckpointManager reads it "
+         "and the program has made none before its first Step "
+         "(engine/checkpoint_manager.h)";
+}
+
 void RunWatch::End() {
   if (step_called_ || told_end_ || optimization_.gradients() == nullptr ||
       optimization_.optimizer() == nullptr) {

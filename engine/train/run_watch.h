@@ -1,8 +1,8 @@
 // RunWatch: warns, once for each kind, of what goes wrong in a run without an
 // error of any call: a loss that is not finite, a loss of 16 bits, a backward
 // whose bits are others in each run, a skipped step, a learning rate that rises
-// again, an engine that never steps. It returns an error where too many steps
-// in a row are skipped.
+// again, an engine that never steps, saves that nobody makes. It returns an
+// error where too many steps in a row are skipped.
 //
 // It never waits for a device. A loss there is copied to the host
 // asynchronously and looked at once it has arrived. Only one copy is under way
@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
@@ -44,9 +45,13 @@ class RunWatch {
   // for it. LOCAL.
   void TellLoss(bool wait);
 
-  // Notes that Step was called, whatever its result.
-  void NoteStepCall() { step_called_ = true; }
-  bool step_called() const { return step_called_; }
+  // Notes that the engine has a CheckpointManager.
+  void NoteManaged() { managed_ = true; }
+  // Notes that Step was called, whatever its result. Warns at the first one if
+  // the configuration says when to save, and there is no manager. LOCAL.
+  void NoteStepCall() {
+    if (!std::exchange(step_called_, true) && !managed_) TellUnmanaged();
+  }
   // Warns, when the engine ends, if it never made a step. LOCAL.
   void End();
 
@@ -69,6 +74,7 @@ class RunWatch {
   struct Look;
   void TellNarrow(const at::Tensor& loss);
   void TellUnordered(const at::Tensor& loss);
+  void TellUnmanaged() const;
   void Tell(double loss, int64_t step);
   bool HasGradients() const;
 
@@ -80,7 +86,7 @@ class RunWatch {
   std::unique_ptr<Look>
       look_;  // the copy of a device's loss; null: there was none
   int64_t skipped_in_a_row_ = 0;
-  bool backward_made_ = false, step_called_ = false;
+  bool backward_made_ = false, step_called_ = false, managed_ = false;
   // Warnings that have been given.
   bool told_loss_ = false, told_narrow_ = false, told_skip_ = false,
        told_rate_ = false, told_end_ = false;

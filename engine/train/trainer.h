@@ -94,6 +94,7 @@ class Trainer {
   void NoteParameters() { known_parameters_.Note(guard_->model().module()); }
   void ChangeNoSync(int by) { no_sync_ += by; }
   void NoteAutocast() { autocast_seen_ = true; }
+  void NoteManaged() { watch_.NoteManaged(); }
   // Returns FailedPrecondition in the middle of a step, or CheckNotFailed's
   // error.
   absl::Status CheckAtBoundary();

@@ -2,7 +2,7 @@
 //
 //   outcome of the last step; what is wrong before this one
 //   no rank uses parameters any more   (engine/model/exclusive_scope.h)
-//   rates and divisor of this step
+//   rates and divisor of this step; histograms of what it works on
 //   norm and clipping, then unit by unit the update, and its new values to all
 //   ranks                              (optim/sharded_step.h)
 //   parameters may be used again
@@ -100,10 +100,13 @@ absl::Status Trainer::OptimizerStep() {
   if (!status.ok()) return exclusive.Fail(status);  // others may wait for us
   status = writes_.CheckBeforeStep();
   status.Update(optimization_.CheckHasSamples());
+  const double divisor = optimization_.divisor();
+  if (status.ok() && observer_ != nullptr) {
+    status = observer_->AddHistograms(step_ + 1, gradients, divisor);
+  }
   if (!status.ok()) return exclusive.Commit(status);
 
   outcome_.reset();  // one that nobody has asked for
-  const double divisor = optimization_.divisor();
   const std::vector<OptimizerOptions> scheduled = groups_.Scheduled(step_);
   ShardedOptimizer& optimizer = *optimization_.optimizer();
   optimizer.SetOptions(scheduled);

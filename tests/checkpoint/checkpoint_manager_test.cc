@@ -298,7 +298,7 @@ TEST_F(CheckpointManagerTest, ASignalOfOneRankSavesAndEndsAll) {
 
 TESSERA_RANK_FUNCTION(ManagerOptionsDiffer) {
   ManagerArgs a(args);
-  a.options.keep_last += world.rank();
+  *a.options.keep_last += world.rank();
   TESSERA_ASSIGN_OR_RETURN(Trainee trainee, MakeTrainee(world));
   return CheckpointManager::Create(trainee.engine.get(), a.options)
       .status()

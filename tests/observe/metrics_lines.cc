@@ -20,6 +20,7 @@ std::string Everything(const std::string& folder) {
       Jsonl(folder), ",csv_monitor{enabled:true,output_path:'", folder,
       "',job_name:'csv'},tensorboard{enabled:true,output_path:'", folder,
       "',job_name:'events'},steps_per_print:2,wall_clock_breakdown:true,"
+      "histograms{every_steps:1},"
       "flops_profiler{enabled:true,profile_step:1,peak_tflops:0.001,"
       "output_file:'",
       folder, "/flops'},comms_logger{enabled:true}");
