@@ -7,7 +7,7 @@
 //   optimizers     FromTorch
 //   data           mixtures of sets, tokens, images, tar files
 //   files          Safetensors
-//   the process    ProcessEnd, DataWaitNanos
+//   the process    ProcessEnd, DataWaitNanos, kTesseraVersion
 //
 // It includes libtorch's modules and optimizers, which take a compiler several
 // seconds. Where that matters, include the one header that is needed by its
@@ -26,6 +26,7 @@
 #include "data/text/packed_corpus.h"       // IWYU pragma: export
 #include "data/text/token_corpus.h"        // IWYU pragma: export
 #include "data/text/token_writer.h"        // IWYU pragma: export
+#include "engine/api/version.h"            // IWYU pragma: export
 #include "engine/plan/plan.h"              // IWYU pragma: export
 #include "nn/sync_batch_norm.h"            // IWYU pragma: export
 #include "optim/custom/torch_optimizer.h"  // IWYU pragma: export

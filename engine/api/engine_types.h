@@ -19,7 +19,6 @@
 #include "base/step_memory/held_memory.h"
 #include "checkpoint/exchange/name_map.h"
 #include "config/auto_values.h"
-#include "engine/api/version.h"             // IWYU pragma: export
 #include "optim/custom/custom_optimizer.h"  // IWYU pragma: export
 #include "optim/gradients/non_finite_gradient.h"
 #include "sharding/recompute/recompute_report.h"
