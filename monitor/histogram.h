@@ -15,16 +15,6 @@
 
 namespace tessera {
 
-struct Histogram {
-  double min = 0, max = 0, sum = 0, sum_squares = 0;
-  int64_t count = 0;       // of finite values
-  int64_t not_finite = 0;  // left out of all other fields
-  // Bucket i counts the values in (limits[i - 1], limits[i]]; the last limit is
-  // `max`. Empty without values.
-  std::vector<double> limits;
-  std::vector<int64_t> counts;
-};
-
 // What of a histogram is known before its buckets.
 struct HistogramRange {
   double min = 0, max = 0, sum = 0, sum_squares = 0;

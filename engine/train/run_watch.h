@@ -52,6 +52,7 @@ class RunWatch {
   void NoteStepCall() {
     if (!std::exchange(step_called_, true) && !managed_) TellUnmanaged();
   }
+  bool step_called() const { return step_called_; }
   // Warns, when the engine ends, if it never made a step. LOCAL.
   void End();
 
