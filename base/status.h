@@ -57,14 +57,12 @@ inline constexpr bool kIsStatusOr<absl::StatusOr<T>> = true;
 // its __PRETTY_FUNCTION__: "int main(int, char **)". Of other types the
 // compiler says that a Status is not one.
 constexpr bool MayReturnStatus(const char* function) {
-  const auto begins_with = [&](const char* type) {
+  for (const char* type : {"int ", "void ", "bool "}) {
     const char* c = function;
     while (*type != '\0' && *c == *type) ++c, ++type;
-    return *type == '\0';
-  };
-  if (begins_with("int ")) return false;
-  if (begins_with("void ")) return false;
-  return !begins_with("bool ");
+    if (*type == '\0') return false;
+  }
+  return true;
 }
 }  // namespace status_internal
 

@@ -75,8 +75,7 @@ struct CheckpointManagerOptions {
   // Saves on SIGTERM or SIGUSR1 to any rank's process [on_signals]; true by
   // default.
   std::optional<bool> on_signals;
-  // So many of the last checkpoints are kept [keep_last]; at least 1, 2 by
-  // default.
+  // Number of latest checkpoints to keep [keep_last]; at least 1, 2 by default.
   std::optional<int> keep_last;
   // Checkpoints of steps that are multiples of this are never removed, and do
   // not count for keep_last [keep_every]; 0, the default: none.
@@ -186,7 +185,7 @@ class CheckpointManager {
   absl::Status WriteBestOf(const std::string& name);
   void ForgetBestBefore();
   std::string StateOfBest() const;
-  // Goes on from what StateOfBest returned when the loaded checkpoint was
+  // Continues from what StateOfBest returned when the loaded checkpoint was
   // saved; `folders` are those of all steps.
   absl::Status ResumeBest(const std::string& state,
                           const std::vector<std::string>& folders);

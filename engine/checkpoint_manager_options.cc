@@ -89,7 +89,7 @@ std::string RemovalText(const CheckpointManagerOptions& options,
                     " steps (keep_every)");
   }
   if (*options.keep_best) absl::StrAppend(&text, ", the best (keep_best)");
-  return absl::StrCat(text, "; this is said once");
+  return absl::StrCat(text, "; logged once");
 }
 
 }  // namespace tessera

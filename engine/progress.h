@@ -1,4 +1,4 @@
-// Progress shows people how a training goes, from rank 0: on a terminal one
+// Progress shows people how training goes, from rank 0: on a terminal one
 // line that is redrawn, elsewhere a line now and then.
 //
 //   [######......]  60/120  01:02<01:04  loss 2.4432  lr 0.003  1910 tok/s
@@ -36,12 +36,12 @@ namespace tessera {
 
 class Engine;  // engine/engine.h
 
-// What Progress shows, and where.
+// Options of Progress.
 struct ProgressOptions {
   int64_t steps = 0;  // of the run, as Engine::step() counts; 0: not known
   // Where rank 0 writes; borrowed. nullptr: nowhere.
   std::FILE* out = stdout;
-  // Without a terminal a line is written every so many steps. 0: as
+  // Without a terminal this many steps pass between two lines. 0: as
   // steps_per_print says, or if that is not set at every tenth of `steps`.
   int64_t line_each = 0;
   Clock clock = MonotonicNow;

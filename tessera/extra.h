@@ -1,4 +1,4 @@
-// What of the public API tessera/tessera.h leaves out:
+// The part of the public API that tessera/tessera.h leaves out:
 //
 //   #include <tessera/extra.h>
 //

@@ -11,8 +11,9 @@
 //   measure  Evaluate, Mean, Accuracy, Perplexity, Monitor, MetricsWriter,
 //            Summary, Progress
 //
-// Of libtorch it includes ATen/core/Tensor.h alone. tessera/extra.h has the
-// rest of the API: what few programs use, or what needs more of libtorch.
+// The only header of libtorch that it needs is ATen/core/Tensor.h.
+// tessera/extra.h has the rest of the API: what few programs use, or what needs
+// more of libtorch.
 #ifndef TESSERA_TESSERA_H_
 #define TESSERA_TESSERA_H_
 

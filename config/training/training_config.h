@@ -17,7 +17,7 @@
 // Each field is a key of a configuration file, in the comment behind it; what
 // is unset is as if the file did not have the key. So docs/config.md has
 // defaults, ranges and meaning, and the faults are those of a file, with
-// "TrainingConfig" in the place of the file's name:
+// "TrainingConfig" instead of the file's name:
 //
 //   TrainingConfig: zero_optimization.stage: expected 0, 1, 2 or 3, got 7
 //   TrainingConfig:1:14: sharding.report_grad: unknown key, did you mean ...
@@ -40,7 +40,7 @@
 namespace tessera {
 
 struct TrainingConfig {
-  // What steps the parameters.
+  // The optimizer of the parameters.
   struct Optimizer {
     std::string type;                    // optimizer.type; "": no optimizer
     std::optional<double> lr;            // optimizer.params.lr

@@ -80,7 +80,7 @@ TEST_F(CheckpointManagerConfigTest, TheConfigurationSaysWhenAndWhat) {
                                dir_,
                                ": removed step-00000002; kept: the last "
                                "checkpoint (keep_last), multiples of 4 steps "
-                               "(keep_every); this is said once")),
+                               "(keep_every); logged once")),
                            Not(HasSubstr("nothing is saved"))));
 }
 
