@@ -14,7 +14,6 @@
 // adds a line for each way, with what was planned for it.
 #include "engine/plan/auto_choice.h"
 
-#include <tessera/tessera.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -35,6 +34,7 @@
 #include "comm/all_gather_values.h"
 #include "config/config.h"
 #include "engine/plan/rates.h"
+#include "tessera/tessera.h"
 
 ABSL_FLAG(std::string, backend, "shm", "shm or gloo: whose cases.");
 ABSL_FLAG(int, rounds, 5, "Turns of each way.");

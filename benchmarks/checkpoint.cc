@@ -22,7 +22,6 @@
 //
 // It prints a table and a line of JSON; with --turns it takes turns (turns.h),
 // and a line is an operation. benchmarks/peers --rows K runs DCP beside it.
-#include <tessera/tessera.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -51,6 +50,7 @@
 #include "benchmarks/rank_program.h"
 #include "benchmarks/turns.h"
 #include "benchmarks/workers.h"
+#include "tessera/tessera.h"
 
 ABSL_FLAG(std::string, dir, "", "A folder on the disk to measure.");
 ABSL_FLAG(int64_t, dim, 1024, "Width of the model.");

@@ -13,7 +13,6 @@
 // Both are trained side by side, their steps interleaved, the first of a pair
 // alternating. Prints one line of JSON: medians in ms, the median of the
 // ratios, and the quotient of all steps' processor time (cpu_total).
-#include <tessera/tessera.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -28,6 +27,7 @@
 #include "benchmarks/gpt/peer_gpt.h"
 #include "benchmarks/program.h"
 #include "benchmarks/rank_program.h"
+#include "tessera/tessera.h"
 
 ABSL_FLAG(int, stage, 3, "ZeRO stage, 0 to 3.");
 ABSL_FLAG(int, rounds, 60, "Pairs that are measured, after two that are not.");

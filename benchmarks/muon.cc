@@ -16,7 +16,6 @@
 // Rounds of all are interleaved, in another order each time. Prints for each
 // method one line of JSON: medians in ms, and the rounds' ratios with their
 // median, the least and the largest.
-#include <tessera/tessera.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -36,6 +35,7 @@
 #include "benchmarks/program.h"
 #include "benchmarks/rank_program.h"
 #include "optim/matrix/newton_schulz.h"
+#include "tessera/tessera.h"
 
 ABSL_FLAG(int64_t, layers, 6, "Blocks.");
 ABSL_FLAG(int64_t, dim, 512, "Width of the model.");

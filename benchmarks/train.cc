@@ -10,7 +10,6 @@
 //
 // It uses the public API alone, with the default configuration except for the
 // flags (train_flags.h).
-#include <tessera/tessera.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -39,6 +38,7 @@
 #include "benchmarks/train_flags.h"
 #include "benchmarks/turns.h"
 #include "data/mapped_file.h"
+#include "tessera/tessera.h"
 
 namespace tessera {
 namespace {

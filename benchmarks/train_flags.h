@@ -3,14 +3,13 @@
 #ifndef BENCHMARKS_TRAIN_FLAGS_H_
 #define BENCHMARKS_TRAIN_FLAGS_H_
 
-#include <tessera/tessera.h>
-
 #include <cstdint>
 #include <string>
 
 #include "absl/flags/declare.h"
 #include "absl/status/statusor.h"
 #include "benchmarks/gpt/plain_gpt.h"
+#include "tessera/tessera.h"
 
 ABSL_DECLARE_FLAG(std::string, data);
 ABSL_DECLARE_FLAG(std::string, engine);

@@ -22,6 +22,8 @@
 namespace tessera {
 namespace {
 
+constexpr int64_t kMostRanks = 1000000;
+
 // What the flags of a subcommand say of how a file is read.
 struct Reading {
   int64_t world_size = 1;
@@ -185,7 +187,7 @@ class ConfigCommand {
   int Diff() {
     if (!ReadFlags()) return 2;
     const auto a = Read(call_.words()[0]), b = Read(call_.words()[1]);
-    if (!a.has_value() || !b.has_value()) return 1;
+    if (!a.has_value() || !b.has_value()) return 2;
     const Values values[] = {ValuesOf(a->config), ValuesOf(b->config)};
     Values all = values[0];
     all.insert(values[1].begin(), values[1].end());
@@ -232,7 +234,8 @@ class ConfigCommand {
  private:
   // Returns false after telling what is wrong.
   bool ReadFlags() {
-    if (!call_.ReadNumber("--world", 1, &reading_.world_size)) return false;
+    if (!call_.ReadNumber("--world", 1, &reading_.world_size, kMostRanks))
+      return false;
     reading_.ignore_unknown = call_.Has("--ignore_unknown");
     if (!call_.Has("--auto")) return true;
     absl::StatusOr<AutoValues> autos = AutoValues::Parse(call_.Get("--auto"));
@@ -338,8 +341,9 @@ std::vector<Command> ConfigCommands() {
        "Prints the keys in which two completed configurations differ, one per "
        "line.",
        "",
-       With({{"--json", "", "Prints JSON: [A's value, B's value] of each key."}},
-            ReadingFlags()),
+       With(
+           {{"--json", "", "Prints JSON: [A's value, B's value] of each key."}},
+           ReadingFlags()),
        {"config diff zero2.json zero3.json --world 8"},
        Run<&ConfigCommand::Diff>},
       {"config explain",

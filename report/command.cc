@@ -56,7 +56,7 @@ absl::StatusOr<TraceSummary> SummaryOf(const std::vector<std::string>& paths) {
 
 int RunSummary(CommandCall* call) {
   int64_t top = 10;
-  if (!call->ReadNumber("--top", 0, &top)) return 2;
+  if (!call->ReadNumber("--top", 0, &top, 1000000)) return 2;
   const auto summary = SummaryOf(call->words());
   if (!summary.ok()) return call->Failed(summary.status());
   call->out() << (call->Has("--json")

@@ -160,9 +160,9 @@ Finding Devices() {
     return Good("GPUs", absl::StrCat(cuda.devices.size(), " (", cuda.devices[0],
                                      "), ", version));
   }
-  return {Grade::kBad, "GPUs",
+  return {Grade::kSlow, "GPUs",
           absl::StrCat("there is a driver of ", version, ", but no device"),
-          "look at nvidia-smi and at CUDA_VISIBLE_DEVICES"};
+          "to train on GPUs, check nvidia-smi and CUDA_VISIBLE_DEVICES"};
 }
 
 // In a child: loading it takes time and memory, and may fail in its own ways.

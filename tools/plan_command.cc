@@ -30,6 +30,8 @@
 namespace tessera {
 namespace {
 
+constexpr int64_t kMostRanks = 1000000;
+
 struct Flags {
   std::string config, model;
   int64_t world_size = 1;
@@ -51,7 +53,8 @@ bool ReadFlags(CommandCall* call, Flags* flags) {
   for (const auto& [name, number] : numbers) {
     if (!call->ReadPositive(name, number)) return false;
   }
-  if (!call->ReadNumber("--world", 1, &flags->world_size)) return false;
+  if (!call->ReadNumber("--world", 1, &flags->world_size, kMostRanks))
+    return false;
   if (!flags->config.empty() && !flags->model.empty()) return true;
   call->Misused("--config and --model are needed");
   return false;

@@ -111,8 +111,9 @@ TEST_F(PlanCommandTest, FaultsOfTheCommand) {
   EXPECT_EQ(Run({}), 2);
   EXPECT_THAT(err_.str(), HasSubstr("--config and --model are needed"));
   EXPECT_EQ(Run({"--world", "0"}), 2);
-  EXPECT_THAT(err_.str(),
-              HasSubstr("--world: expected a number from 1 on, got '0'"));
+  EXPECT_THAT(
+      err_.str(),
+      HasSubstr("--world: expected a number from 1 to 1000000, got '0'"));
   EXPECT_EQ(Run({"--memory=much"}), 2);
   EXPECT_THAT(err_.str(), HasSubstr("--memory: expected a number above 0"));
   EXPECT_EQ(Run({"--config"}), 2);

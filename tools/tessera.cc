@@ -29,7 +29,7 @@ int RunProgram(const std::string& name, char** argv) {
   const std::string path = tessera::FindProgram(folder, name);
   if (path.empty()) {
     std::cerr << tessera::NoProgram(folder, name) << "\n";
-    return 2;
+    return 1;
   }
   execv(path.c_str(), argv);
   std::cerr << path << ": " << std::strerror(errno) << "\n";

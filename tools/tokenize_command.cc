@@ -138,7 +138,8 @@ class Writing {
 
 // Returns the files, and adds up their bytes.
 absl::StatusOr<std::vector<std::string>> FilesOf(
-    const std::vector<std::string>& patterns, int64_t* bytes) {
+    const std::vector<std::string>& patterns, const std::string& out,
+    int64_t* bytes) {
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths,
@@ -147,6 +148,10 @@ absl::StatusOr<std::vector<std::string>> FilesOf(
       std::error_code error;
       const auto size = std::filesystem::file_size(path, error);
       if (!error) *bytes += static_cast<int64_t>(size);
+      if (std::filesystem::equivalent(path, out, error)) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            path, ": is --out, too; give the tokens another name"));
+      }
       files.push_back(path);
     }
   }
@@ -163,7 +168,7 @@ absl::Status Write(const Flags& flags, const Tokenizer& tokenizer,
                            TypeOf(flags, tokenizer.vocab_size()));
   int64_t bytes = 0;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
-                           FilesOf(flags.texts, &bytes));
+                           FilesOf(flags.texts, flags.out, &bytes));
   TESSERA_ASSIGN_OR_RETURN(
       const std::unique_ptr<TokenFileWriter> writer,
       TokenFileWriter::Create(flags.out, {type, flags.header}));

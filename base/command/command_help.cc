@@ -123,9 +123,11 @@ std::string CommandLine::Completion() const {
     }
     std::vector<std::string> flags = {"--help"};
     for (const CommandFlag& flag : command.flags) flags.push_back(flag.name);
-    absl::StrAppend(&cases, "    \"", command.name, "\"",
-                    parts.second.empty() ? "" : "*", ") words=\"",
-                    absl::StrJoin(flags, " "), "\" ;;\n");
+    // A command of one word may begin with that of another.
+    absl::StrAppend(
+        &cases, "    \"", command.name, "\"",
+        parts.second.empty() ? absl::StrCat("|\"", command.name, " \"*") : "*",
+        ") words=\"", absl::StrJoin(flags, " "), "\" ;;\n");
   }
   const std::string function = absl::StrCat("_", tool_);
   return absl::StrCat(

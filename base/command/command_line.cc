@@ -1,6 +1,7 @@
 #include "base/command/command_line.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -66,14 +67,16 @@ std::string CommandCall::Get(const std::string& flag,
 }
 
 bool CommandCall::ReadNumber(const std::string& flag, int64_t least,
-                             int64_t* number) {
+                             int64_t* number, int64_t most) {
   if (!Has(flag)) return true;
   int64_t read = 0;
-  if (absl::SimpleAtoi(Get(flag), &read) && read >= least) {
+  if (absl::SimpleAtoi(Get(flag), &read) && read >= least && read <= most) {
     *number = read;
     return true;
   }
-  Misused(absl::StrCat(flag, ": expected a number from ", least, " on, got '",
+  const bool no_limit = most == std::numeric_limits<int64_t>::max();
+  Misused(absl::StrCat(flag, ": expected a number from ", least,
+                       no_limit ? " on" : absl::StrCat(" to ", most), ", got '",
                        Get(flag), "'"));
   return false;
 }
@@ -85,8 +88,8 @@ bool CommandCall::ReadPositive(const std::string& flag, double* number) {
     *number = read;
     return true;
   }
-  Misused(
-      absl::StrCat(flag, ": expected a number above 0, got '", Get(flag), "'"));
+  Misused(absl::StrCat(flag, ": expected a number above 0 and below 1e9, got '",
+                       Get(flag), "'"));
   return false;
 }
 

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <ostream>
@@ -58,9 +59,10 @@ class CommandCall {
   bool Has(const std::string& flag) const { return flags_.count(flag) > 0; }
   // Returns a flag's value, the last one that was given.
   std::string Get(const std::string& flag, absl::string_view absent = "") const;
-  // Reads a flag's value, a number from `least` on; `*number` stays if there is
-  // none. Returns false after telling what is wrong: return 2 then.
-  bool ReadNumber(const std::string& flag, int64_t least, int64_t* number);
+  // Reads a flag's value, a number from `least` to `most`; `*number` stays if
+  // there is none. Returns false after telling what is wrong: return 2 then.
+  bool ReadNumber(const std::string& flag, int64_t least, int64_t* number,
+                  int64_t most = std::numeric_limits<int64_t>::max());
   // Does what ReadNumber does, with a number above 0.
   bool ReadPositive(const std::string& flag, double* number);
 

@@ -168,7 +168,9 @@ int RunVerify(CommandCall* call) {
 
 int RunDiff(CommandCall* call) {
   const absl::StatusOr<int> differ = Diff(call);
-  return differ.ok() ? *differ : EndOf(call, differ.status());
+  if (differ.ok()) return *differ;
+  (void)EndOf(call, differ.status());
+  return 2;
 }
 
 int RunRemove(CommandCall* call) {
@@ -281,7 +283,8 @@ std::vector<Command> CheckpointCommands() {
        "A B",
        "Lists the differences between two checkpoints, and how large they are.",
        "How a run was sharded, its configuration and libtorch's version are "
-       "not compared. The exit status is 1 if they differ.",
+       "not compared. The exit status is 1 if they differ, and 2 if one "
+       "cannot be read.",
        {{"--json", "", "Prints JSON: {differences, lines}."},
         {"--quiet", "", "Prints nothing."}},
        {"checkpoint diff run7/step-00000120 run8/step-00000120"},

@@ -6,8 +6,6 @@
 //
 // Sources: Goodfellow et al., 2014, with the non-saturating loss; a rate for
 // each of the two: Heusel et al., 2017.
-#include <tessera/tessera.h>
-
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -15,13 +13,15 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_format.h"
+#include "tessera/tessera.h"
 #include "torch/torch.h"
 
 ABSL_FLAG(std::string, generator, "examples/gan/generator.json",
           "Configuration of the generator.");
 ABSL_FLAG(std::string, critic, "examples/gan/critic.json",
           "Configuration of the critic.");
-ABSL_FLAG(int64_t, steps, 1000, "Steps of each of the two, including those before --resume.");
+ABSL_FLAG(int64_t, steps, 1000,
+          "Steps of each of the two, including those before --resume.");
 ABSL_FLAG(std::string, save, "", "Folder for checkpoints of both at the end.");
 ABSL_FLAG(std::string, resume, "", "Folder that --save wrote.");
 

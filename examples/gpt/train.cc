@@ -3,8 +3,6 @@
 //   train --data kjv.txt --world=2 --steps 100 --sample 200
 //
 // trainer.cc has what uses Tessera; the model (gpt.h) does not know of it.
-#include <tessera/tessera.h>
-
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -20,6 +18,7 @@
 #include "examples/gpt/report.h"
 #include "examples/gpt/trainer.h"
 #include "examples/text/generate.h"
+#include "tessera/tessera.h"
 
 namespace {
 

@@ -1,7 +1,5 @@
 #include "examples/gpt/trainer.h"
 
-#include <tessera/tessera.h>
-
 #include <vector>
 
 #include "ATen/Functions.h"
@@ -10,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "examples/text/generate.h"
 #include "examples/text/train_step.h"
+#include "tessera/tessera.h"
 
 namespace {
 

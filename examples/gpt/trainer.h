@@ -2,8 +2,6 @@
 #ifndef EXAMPLES_GPT_TRAINER_H_
 #define EXAMPLES_GPT_TRAINER_H_
 
-#include <tessera/tessera.h>
-
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -15,6 +13,7 @@
 #include "examples/gpt/flags.h"
 #include "examples/gpt/gpt.h"
 #include "examples/text/token_loader.h"
+#include "tessera/tessera.h"
 
 class Trainer {
  public:

@@ -6,8 +6,6 @@
 //
 // The model (llama.h) and its sizes (llama_config.h) know nothing of Tessera;
 // everything that a program has to do is in Run.
-#include <tessera/tessera.h>
-
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -21,6 +19,7 @@
 #include "examples/text/generate.h"
 #include "examples/text/token_loader.h"
 #include "examples/text/train_step.h"
+#include "tessera/tessera.h"
 
 ABSL_FLAG(std::string, model, "examples/llama/tiny.json",
           "Hugging Face's config.json, or its folder: the model's sizes.");

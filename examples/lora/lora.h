@@ -24,8 +24,6 @@
 #ifndef EXAMPLES_LORA_LORA_H_
 #define EXAMPLES_LORA_LORA_H_
 
-#include <tessera/tessera.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -35,6 +33,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tessera/tessera.h"
 #include "torch/nn/modules/linear.h"
 
 struct LoraOptions {

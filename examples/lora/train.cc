@@ -5,8 +5,6 @@
 //
 // Lora (lora.h) is plain libtorch and works for other models as well; Tessera
 // keeps the frozen base in shards, without optimizer states.
-#include <tessera/tessera.h>
-
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -20,6 +18,7 @@
 #include "examples/lora/lora.h"
 #include "examples/text/token_loader.h"
 #include "examples/text/train_step.h"
+#include "tessera/tessera.h"
 
 ABSL_FLAG(std::string, model, "",
           "Base model: a folder with config.json and safetensors files.");

@@ -1,11 +1,10 @@
 // This is the smallest program: it trains a plain module in shards.
 //
 //   bazel run //examples/minimal -- --world=2
-#include <tessera/tessera.h>
-
 #include <cstdio>
 
 #include "ATen/Functions.h"
+#include "tessera/tessera.h"
 #include "torch/nn/modules/container/sequential.h"
 #include "torch/nn/modules/linear.h"
 

@@ -5,9 +5,6 @@
 //
 // FOLDER has MNIST's four files (train-images-idx3-ubyte, ...), plain or .gz.
 // Without it images are synthetic.
-#include <tessera/extra.h>
-#include <tessera/tessera.h>
-
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -17,6 +14,8 @@
 #include "examples/vision/images.h"
 #include "examples/vision/score.h"
 #include "examples/vision/torch_arguments.h"
+#include "tessera/extra.h"
+#include "tessera/tessera.h"
 #include "torch/torch.h"
 
 ABSL_FLAG(std::string, data, "",

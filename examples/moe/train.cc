@@ -6,8 +6,6 @@
 // zero3.json configures it: units are blocks and experts; gathers are
 // one-sided, since over nccl they would be collectives, for which all ranks
 // would have to use the same experts in the same order.
-#include <tessera/tessera.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -17,6 +15,7 @@
 #include "examples/moe/moe.h"
 #include "examples/text/token_loader.h"
 #include "examples/text/train_step.h"
+#include "tessera/tessera.h"
 
 ABSL_FLAG(std::string, data, "", "Text file, one token per byte.");
 ABSL_FLAG(int64_t, steps, 100, "Optimizer steps.");

@@ -1,14 +1,13 @@
 // Trains a model of your own in shards (docs/quickstart.md).
 //
 //   train --world=2
-#include <tessera/tessera.h>
-
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "ATen/Functions.h"
 #include "absl/flags/flag.h"
+#include "tessera/tessera.h"
 #include "torch/nn/module.h"
 #include "torch/nn/modules/linear.h"
 #include "torch/nn/modules/normalization.h"

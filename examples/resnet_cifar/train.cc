@@ -5,13 +5,12 @@
 //   train --dist-url tcp://node1:29500 --world-size 6 --rank 3 --data FOLDER
 //
 // trainer.cc has all that uses Tessera.
-#include <tessera/tessera.h>
-
 #include <string>
 
 #include "absl/flags/flag.h"
 #include "examples/resnet_cifar/trainer.h"
 #include "examples/vision/torch_arguments.h"
+#include "tessera/tessera.h"
 
 ABSL_FLAG(std::string, data, "",
           "Folder of CIFAR-10's binary version; by default images are "

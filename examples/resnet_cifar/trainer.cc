@@ -1,7 +1,5 @@
 #include "examples/resnet_cifar/trainer.h"
 
-#include <tessera/tessera.h>
-
 #include <algorithm>
 
 #include "absl/strings/numbers.h"
@@ -10,6 +8,7 @@
 #include "absl/time/time.h"
 #include "examples/resnet_cifar/augment.h"
 #include "examples/resnet_cifar/batches.h"
+#include "tessera/tessera.h"
 #include "torch/torch.h"
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(

@@ -2,8 +2,6 @@
 #ifndef EXAMPLES_RESNET_CIFAR_TRAINER_H_
 #define EXAMPLES_RESNET_CIFAR_TRAINER_H_
 
-#include <tessera/tessera.h>
-
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -14,6 +12,7 @@
 #include "examples/resnet_cifar/resnet.h"
 #include "examples/vision/images.h"
 #include "examples/vision/score.h"
+#include "tessera/tessera.h"
 
 struct TrainFlags {
   std::string data;       // CIFAR-10's binary version; "": synthetic images

@@ -1,13 +1,12 @@
 #include "examples/text/token_loader.h"
 
-#include <tessera/tessera.h>
-
 #include <utility>
 #include <vector>
 
 #include "ATen/Functions.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "tessera/tessera.h"
 
 namespace {
 

@@ -3,8 +3,6 @@
 #ifndef EXAMPLES_TEXT_TOKEN_LOADER_H_
 #define EXAMPLES_TEXT_TOKEN_LOADER_H_
 
-#include <tessera/tessera.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -13,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "data/text/token_corpus.h"
 #include "data/text/token_file.h"
+#include "tessera/tessera.h"
 
 struct TokenTextOptions {
   // A file, or a pattern (tessera::TokenCorpus::Open). llm.c's files say the

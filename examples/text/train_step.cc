@@ -1,10 +1,9 @@
 #include "examples/text/train_step.h"
 
-#include <tessera/tessera.h>
-
 #include <cstdint>
 
 #include "ATen/Functions.h"
+#include "tessera/tessera.h"
 
 absl::StatusOr<at::Tensor> TrainStep(tessera::Engine* engine,
                                      tessera::DataLoader* loader,

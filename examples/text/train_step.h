@@ -2,13 +2,12 @@
 #ifndef EXAMPLES_TEXT_TRAIN_STEP_H_
 #define EXAMPLES_TEXT_TRAIN_STEP_H_
 
-#include <tessera/tessera.h>
-
 #include <functional>
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
 #include "examples/text/token_loader.h"
+#include "tessera/tessera.h"
 
 // Returns the loss of a batch, a scalar; called under the engine's autocast.
 using LossOf = std::function<at::Tensor(const TokenBatch& batch)>;

@@ -2,9 +2,6 @@
 #ifndef EXAMPLES_VISION_IMAGES_H_
 #define EXAMPLES_VISION_IMAGES_H_
 
-#include <tessera/extra.h>
-#include <tessera/tessera.h>
-
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -14,6 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "tessera/extra.h"
+#include "tessera/tessera.h"
 
 struct ImageSets {
   tessera::ImageSet train, test;

@@ -2,11 +2,10 @@
 #ifndef EXAMPLES_VISION_SCORE_H_
 #define EXAMPLES_VISION_SCORE_H_
 
-#include <tessera/tessera.h>
-
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "tessera/tessera.h"
 
 struct Score {
   // Adds `logits` [B, classes] and `labels` [B] of int64. Does not wait for the

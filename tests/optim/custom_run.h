@@ -2,7 +2,6 @@
 #ifndef TESTS_OPTIM_CUSTOM_RUN_H_
 #define TESTS_OPTIM_CUSTOM_RUN_H_
 
-#include <tessera/tessera.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -14,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "optim/custom/torch_optimizer.h"
+#include "tessera/tessera.h"
 #include "tests/optim/optimizer_run.h"
 
 namespace tessera {
