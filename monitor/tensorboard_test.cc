@@ -12,6 +12,7 @@
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "monitor/event_writer.h"
+#include "monitor/histogram.h"
 
 namespace tessera {
 namespace {

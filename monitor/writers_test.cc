@@ -24,6 +24,7 @@
 #include "monitor/csv_writer.h"
 #include "monitor/event.pb.h"
 #include "monitor/event_writer.h"
+#include "monitor/histogram.h"
 #include "monitor/jsonl_writer.h"
 #include "monitor/number_text.h"
 #include "monitor/record_framing.h"
