@@ -239,7 +239,7 @@ class ReportTest(unittest.TestCase):
         (root / "short").symlink_to(root / "pages" / "deep")
         for out in ("page.html", "pages/deep/page.html", "short/page.html"):
             subprocess.run(
-                [TESSERA, "report", self.run_folder.name, "--out", out],
+                [os.path.abspath(TESSERA), "report", self.run_folder.name, "--out", out],
                 cwd=root, check=True, stdout=subprocess.DEVNULL)
             page = ET.fromstring(
                 (root / out).read_text(encoding="utf-8").split("\n", 1)[1])

@@ -195,7 +195,7 @@ TEST(MetricsOutputsTest, AWriterThatFailsWarnsOnceAndIsTriedAgain) {
   }
   EXPECT_EQ(warnings, 2);
   EXPECT_THAT(log,
-              HasSubstr("path: No space left on device; training goes on"));
+              HasSubstr("path: No space left on device; training continues"));
 }
 
 }  // namespace

@@ -190,8 +190,8 @@ TEST_P(PartialTest, OptionsThatMeanNothing) {
   Loaded got = Load("Gpt", {"only blocks.2"});
   EXPECT_THAT(got.said,
               AllOf(StartsWith("INVALID_ARGUMENT"),
-                    HasSubstr("LoadCheckpointOptions::only: 'blocks.2' is no "
-                              "parameter; expected names as of "
+                    HasSubstr("LoadCheckpointOptions::only: 'blocks.2' is not "
+                              "a parameter; expected names as of "
                               "named_parameters()")));
   EXPECT_EQ(got.after, got.before);
   got = Load("Gpt", {"rank 1: only blocks.0"});

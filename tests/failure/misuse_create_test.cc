@@ -204,8 +204,8 @@ TEST(MisuseCreateTest, ClassesAndPatternsThatMatchNothingAreNamed) {
   ExpectRefused(
       "ignored",
       AllOf(StartsWith("INVALID_ARGUMENT"),
-            HasSubstr("sharding.ignored_parameters: 'blocks.7*' is no "
-                      "parameter and no module"),
+            HasSubstr("sharding.ignored_parameters: 'blocks.7*' is not a "
+                      "parameter or module"),
             HasSubstr("such as 'blocks.0'")));
 }
 

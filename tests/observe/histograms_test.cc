@@ -175,7 +175,7 @@ TEST_F(MonitorsTest, HistogramsOfChosenParameters) {
                   ",histograms{every_steps:3,parameters:'biass'}");
   EXPECT_THAT(
       RunOnRanks(2, "Losses", wrong.ToText()),
-      Each(HasSubstr("histograms.parameters: 'biass' is no parameter")));
+      Each(HasSubstr("histograms.parameters: 'biass' is not a parameter")));
 }
 
 }  // namespace
