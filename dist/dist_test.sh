@@ -140,7 +140,7 @@ with open(sys.argv[1], 'wb') as file:
         file.write(field(1, field(1, piece.encode()) + field(2, -1.0) +
                          field(3, kind)))
 END
-echo 'hello world hello' > "${work}/text"
+printf 'hello world hello' > "${work}/text"
 "${home}/bin/tessera" tokenize --out "${work}/tokens" \
   --tokenizer "${work}/five.model" "${work}/text"
 said="$("${home}/bin/tessera" tokenize --decode "${work}/tokens" \

@@ -119,7 +119,8 @@ TEST(MetricsWritersTest, APrograms) {
     EXPECT_EQ(got, plain) << args;
   }
   const std::string& log = RankPool::Get(2)->stderr_of(0);
-  EXPECT_THAT(log, HasSubstr("metrics: Write: no such server; training goes"));
+  EXPECT_THAT(log,
+              HasSubstr("metrics: Write: no such server; training continues"));
   EXPECT_EQ(log.find("no such server"), log.rfind("no such server")) << log;
 }
 
