@@ -116,10 +116,10 @@ TEST_F(ShardWatchTest, AClosedConnectionEndsPullsThatNeedIt) {
   TESSERA_EXPECT_OK(Ask({{}, {}, shard}, absl::Seconds(10)));
   AwaitedShard closed = shard;
   closed.closed = clock_.Now();
-  EXPECT_EQ(Ask({{}, shard, closed}),
-            absl::UnavailableError("unit s #1: rank 2 serves its shards no "
-                                   "more; look at that rank's own last "
-                                   "words"));
+  EXPECT_EQ(
+      Ask({{}, shard, closed}),
+      absl::UnavailableError("unit s #1: rank 2 no longer serves its "
+                             "shards; look at that rank's own last lines"));
   EXPECT_EQ(after_, absl::Milliseconds(300));
   // One that begins when it was closed long ago waits as long for the reason.
   closed.begin = clock_.Now();

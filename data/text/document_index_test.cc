@@ -162,7 +162,7 @@ TEST_F(SavedIndex, IsRefusedWithAnotherCorpus) {
   EXPECT_THAT(DocumentIndex::Load(path_, Corpus({{1, 2, E, 3, E}})),
               StatusIs(StatusCode::kFailedPrecondition,
                        path_ + ": is of 6 tokens, the corpus has 5; build it "
-                               "anew"));
+                               "again"));
   EXPECT_THAT(DocumentIndex::Load(path_, Corpus({{1, 2, 3}, {E, E, 4}})),
               StatusIs(StatusCode::kFailedPrecondition,
                        HasSubstr("f0: token 2 is 3, expected the end-of-text "
