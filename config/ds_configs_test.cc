@@ -173,7 +173,7 @@ TEST_F(DsConfigs, ComeToWhatDeepSpeedMakesOfThem) {
     named(absl::StrCat("`", file.substr(file.find("__") + 2), "`"));
     for (const std::string& key : keys) named(absl::StrCat("`", key, "`"));
   }
-  named(absl::StrCat("Of ", files, " config"));
+  named(absl::StrCat("for ", files, " configurations"));
   named(absl::StrCat("the same | ", accepted_.size() - refused_.size(),
                      " files, ", same_cases_, " cases |"));
   named(absl::StrCat("refused here | ", refused_.size(), " files, ",

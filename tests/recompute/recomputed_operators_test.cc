@@ -243,7 +243,7 @@ TEST_F(RecomputedUnitsTest, KeepsAModuleThatWritesAgainWhatHasOtherBits) {
   const RecomputeReport report = ReportOf(middle);
   EXPECT_EQ(report.given_up, 0);
   ASSERT_EQ(report.unable.size(), static_cast<size_t>(kBlocks));
-  EXPECT_THAT(report.unable[1], AllOf(HasSubstr("[blocks.1] what "),
+  EXPECT_THAT(report.unable[1], AllOf(HasSubstr("[blocks.1] the result of "),
                                       HasSubstr("unsteady has other bits")));
 }
 
