@@ -55,15 +55,19 @@ absl::Status Progress::Show(const at::Tensor& loss, absl::string_view words) {
   Add(loss);
   const int64_t updates = engine_->updates();
   if (updates == updates_) return absl::OkStatus();  // the step has not ended
-  const bool due = IsDue();
+  // A skipped step has the number of the one before it.
+  const int64_t step = engine_->step_at_most();
+  const bool skipped = step == std::exchange(step_, step);
+  const bool due = skipped ? updates % kExchangeEach == 0 : IsDue();
   EndStep(updates);
   absl::Status status;
   if (due) status = Exchange();
   sum_ = at::Tensor();
   losses_ = 0;
   TESSERA_RETURN_IF_ERROR(status);
-  bar_.Show(engine_->step_at_most(),
-            absl::StrCat(text_, words.empty() ? "" : "  ", words));
+  if (due || !skipped) {
+    bar_.Show(step, absl::StrCat(text_, words.empty() ? "" : "  ", words));
+  }
   return absl::OkStatus();
 }
 

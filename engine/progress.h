@@ -90,6 +90,7 @@ class Progress {
   at::Tensor sum_;             // [], float64: losses of this rank in the step
   int64_t losses_ = 0;         // how many these are
   absl::Status unread_;        // why one could not be added
+  int64_t step_ = -1;          // Engine::step_at_most() of the last step
   int64_t updates_ = 0;        // Engine::updates() at the last step shown
   int64_t first_updates_ = 0;  // and at the first; 0: none is shown yet
   absl::Duration begin_, first_end_;

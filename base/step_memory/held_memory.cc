@@ -83,8 +83,10 @@ std::string BytesText(int64_t bytes) {
 
 std::string HeldTable(const HeldMoment& moment, double least_share) {
   const int64_t total = moment.held.total();
-  std::string text = absl::StrCat(BytesText(total), ", in ",
-                                  MemoryPhaseName(moment.phase));
+  const bool outside = moment.phase == MemoryPhase::kOutside;
+  std::string text =
+      absl::StrCat(BytesText(total), outside ? ", outside of a step" : ", in ",
+                   outside ? "" : MemoryPhaseName(moment.phase));
   if (!moment.unit.empty()) absl::StrAppend(&text, ", unit ", moment.unit);
   HiddenRows hidden;
   for (int i = 0; i < kNumHeldKinds; ++i) {
@@ -109,8 +111,8 @@ std::string StepMemoryTable(const StepMemoryReport& report, size_t max_units) {
                     BytesText(report.reserved_peak_bytes), " reserved, ",
                     BytesText(report.host_peak_bytes), " on the host");
   }
-  absl::StrAppend(&text, "; held then: ",
-                  HeldTable(report.at_peak, kLeastShareInTable));
+  absl::StrAppend(
+      &text, "; held then: ", HeldTable(report.at_peak, kLeastShareInTable));
   std::vector<UnitActivations> units = report.activations;
   std::stable_sort(units.begin(), units.end(),
                    [](const UnitActivations& a, const UnitActivations& b) {
@@ -123,8 +125,7 @@ std::string StepMemoryTable(const StepMemoryReport& report, size_t max_units) {
   HiddenRows hidden;
   size_t shown = 0;
   for (const UnitActivations& unit : units) {
-    if (shown == max_units ||
-        IsBelow(unit.bytes, kLeastShareInTable, total)) {
+    if (shown == max_units || IsBelow(unit.bytes, kLeastShareInTable, total)) {
       hidden.Add(unit.bytes);
       continue;
     }

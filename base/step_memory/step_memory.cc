@@ -348,8 +348,10 @@ void StepMemory::Refused(const MemoryLedger& ledger) {
     refusal_.activations.clear();
     return;
   }
-  refusal_.peak_bytes =
-      recording_ != nullptr ? recorded_peak_ : g_counters.floor.load();
+  // Before the first step nothing is recorded.
+  refusal_.peak_bytes = std::max(
+      refusal_.moment.held.total(),
+      recording_ != nullptr ? recorded_peak_ : g_counters.floor.load());
   refusal_.activations = ActivationsNow();
 }
 

@@ -302,21 +302,20 @@ TEST(StepMemoryTableTest, RowsBelowOnePercentAreCounted) {
   report.activations = {
       {"", 5 * kMiB}, {"a", 190 * kMiB}, {"b", 1 * kMiB}, {"c", 3 * kMiB}};
   const std::string kinds =
-      "peak of 1000.0 MiB; held then: 1000.0 MiB, in outside\n"
+      "peak of 1000.0 MiB; held then: 1000.0 MiB, outside of a step\n"
       "  parameters          985.0 MiB\n"
       "  gradients            10.0 MiB\n"
       "  (2 more kinds, 5.0 MiB in all)\n"
       "activations by unit:\n"
       "       190.0 MiB  a\n"
       "         5.0 MiB  (before the first unit)\n";
-  EXPECT_EQ(StepMemoryTable(report, 10),
-            kinds +
-                "         3.0 MiB  c\n"
-                "  (1 more unit, 1.0 MiB in all)");
+  EXPECT_EQ(StepMemoryTable(report, 10), kinds +
+                                             "         3.0 MiB  c\n"
+                                             "  (1 more unit, 1.0 MiB in all)");
   EXPECT_EQ(StepMemoryTable(report, 2),
             kinds + "  (2 more units, 4.0 MiB in all)");
   EXPECT_EQ(HeldTable(report.at_peak),
-            "1000.0 MiB, in outside\n"
+            "1000.0 MiB, outside of a step\n"
             "  parameters          985.0 MiB\n"
             "  gradients            10.0 MiB\n"
             "  other                 2.0 MiB\n"

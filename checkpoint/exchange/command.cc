@@ -107,7 +107,7 @@ absl::Status TellMade(const std::string& folder, CommandCall* call) {
     ++files;
   }
   call->out() << Printable(folder) << ": " << files
-              << (files == 1 ? " file, " : " files, ") << SizeText(bytes)
+              << (files == 1 ? " file, " : " files in all, ") << SizeText(bytes)
               << "\n";
   return absl::OkStatus();
 }
@@ -142,10 +142,19 @@ absl::Status Import(CommandCall* call) {
 absl::Status Reshard(int files, CommandCall* call) {
   const std::string &from = call->words()[0], &to = call->words()[1];
   TESSERA_RETURN_IF_ERROR(CheckHoldsNone(to));
+  const auto folder = Folder::Open(from, FileSystem::Real());
+  TESSERA_RETURN_IF_ERROR(folder.status());
+  TESSERA_ASSIGN_OR_RETURN(const proto::CheckpointManifest manifest,
+                           ReadManifest(*folder));
   {
     ProgressLine line(call->progress());
     TESSERA_RETURN_IF_ERROR(
         ReshardCheckpoint(from, to, files, ShownOn(&line), FileSystem::Real()));
+  }
+  if (files < manifest.files_size()) {
+    call->err() << "note: client states and generators of ranks " << files
+                << " to " << manifest.files_size() - 1
+                << " have no file, so they are left out\n";
   }
   return TellMade(to, call);
 }
@@ -321,7 +330,8 @@ std::vector<Command> CheckpointCommands() {
        "DIR OUT",
        "Writes a checkpoint in N files.",
        "Loading does not need this: any number of ranks loads any number of "
-       "files.",
+       "files. A file holds the client state and the generators of its rank: "
+       "with fewer files those of further ranks are left out.",
        {{"--files", "N", "The number of files."}, quiet},
        {"checkpoint reshard run7/step-00000120 one --files 1"},
        Run<RunReshard>},

@@ -96,7 +96,8 @@ absl::Status TokenFile::FindFormat(const TokenFileOptions& options) {
         path(),
         ": byte 0: expected llm.c's header (20240520 or 20240801), got ", magic,
         "; for a file without one say the type of its tokens "
-        "(TokenFileOptions::headerless), of text kUint8"));
+        "(TokenFileOptions::headerless; --headerless), of text kUint8 "
+        "(--type uint8)"));
   }
   type_ = *options.headerless;
   num_tokens_ = file_bytes / TokenBytes(type_);

@@ -142,8 +142,11 @@ std::string HeldReport(const ShardedModel& model,
           : absl::StrCat(" on ", refusal.device);
   std::string text = absl::StrCat(
       "held by rank ", model.comm()->rank(), "/", model.comm()->world_size(),
-      where, " when it was refused: ", HeldTable(refusal.moment),
-      "\npeak of the step until then: ", BytesText(refusal.peak_bytes));
+      where, " when it was refused: ", HeldTable(refusal.moment));
+  if (refusal.moment.phase != MemoryPhase::kOutside) {
+    absl::StrAppend(&text, "\npeak of the step until then: ",
+                    BytesText(refusal.peak_bytes));
+  }
   AddUnits(UnitRows(model, optimization, refusal), &text);
   AddDevice(model.device(), &text);
   if (plan != nullptr) {

@@ -4,7 +4,10 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -110,6 +113,38 @@ TEST(ProgressTest, TokensAndMfuWhereTheyAreKnown) {
           "4/4  00:08<00:00  loss 11.5000  lr 0.01  16 tok/s  mfu %.1f %%  "
           "of 7\n",
           100 * 6.0 * static_cast<double>(parameters) * 16 / 2 / 1000)));
+}
+
+// Trains a step, then 20 that are skipped. Returns what is shown.
+TESSERA_RANK_FUNCTION(ShowsSkippedSteps) {
+  TrainingSpec spec;
+  spec.dtype = "bf16";
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(spec, world.communicator()));
+  ProgressOptions options;
+  options.steps = 50;
+  options.line_each = 2;
+  options.out = std::tmpfile();
+  options.clock = [] { return absl::Seconds(1); };
+  Progress progress(t.engine.get(), options);
+  for (int i = 0; i < 22; ++i) {
+    at::Tensor loss = t.model->parameters()[0].to(at::kFloat).sum();
+    if (i > 1) loss = loss * std::numeric_limits<float>::infinity();
+    TESSERA_RETURN_IF_ERROR(t.engine->Backward(loss));
+    TESSERA_RETURN_IF_ERROR(t.engine->Step());
+    TESSERA_RETURN_IF_ERROR(progress.Show(at::zeros({})));
+  }
+  std::rewind(options.out);
+  char shown[4000] = {};
+  (void)std::fread(shown, 1, sizeof(shown) - 1, options.out);
+  std::fclose(options.out);
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  return absl::StrCat(t.engine->last_step().skipped_steps, " skipped, ",
+                      std::count(shown, shown + strlen(shown), '\n'), " lines");
+}
+
+TEST(ProgressTest, SkippedStepsAreNotALineEach) {
+  EXPECT_EQ(RunOnRanks(2, "ShowsSkippedSteps", "")[0], "20 skipped, 4 lines");
 }
 
 // Shows two numbers on rank 1.
