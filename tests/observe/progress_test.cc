@@ -123,7 +123,7 @@ TESSERA_RANK_FUNCTION(ShowsSkippedSteps) {
                            Trainee::Make(spec, world.communicator()));
   ProgressOptions options;
   options.steps = 50;
-  options.line_each = 2;
+  options.line_each = 1;
   options.out = std::tmpfile();
   options.clock = [] { return absl::Seconds(1); };
   Progress progress(t.engine.get(), options);
