@@ -143,8 +143,9 @@ TESSERA_RANK_FUNCTION(ShowsSkippedSteps) {
                       std::count(shown, shown + strlen(shown), '\n'), " lines");
 }
 
+// Those of two steps and of the first that is skipped, and one for ten of them.
 TEST(ProgressTest, SkippedStepsAreNotALineEach) {
-  EXPECT_EQ(RunOnRanks(2, "ShowsSkippedSteps", "")[0], "20 skipped, 4 lines");
+  EXPECT_EQ(RunOnRanks(2, "ShowsSkippedSteps", "")[0], "20 skipped, 5 lines");
 }
 
 // Shows two numbers on rank 1.
