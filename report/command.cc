@@ -90,13 +90,31 @@ int RunMerge(CommandCall* call) {
   return 0;
 }
 
+// Refuses a page in a folder that is not there, which a typing error may name.
+absl::Status CheckFolderOf(const std::string& page) {
+  const std::filesystem::path folder =
+      std::filesystem::path(page).parent_path();
+  if (folder.empty()) return absl::OkStatus();
+  std::error_code error;
+  const auto there = std::filesystem::status(folder, error);
+  if (!std::filesystem::status_known(there) ||
+      std::filesystem::is_directory(there)) {
+    return absl::OkStatus();
+  }
+  return absl::NotFoundError(
+      absl::StrCat("--out=", page, ": there is no folder ", folder.string(),
+                   "; make it first, or correct the name"));
+}
+
 int RunReport(CommandCall* call) {
   const std::string& folder = call->words()[0];
-  auto run = ReadRunFolder(folder);
-  if (!run.ok()) return call->Failed(run.status());
   const std::string to = call->Get(
       "--out", (std::filesystem::path(folder) / "report.html").string());
   if (to.empty()) return call->Misused("--out: expected a file");
+  auto run = ReadRunFolder(folder);
+  if (!run.ok()) return call->Failed(run.status());
+  const absl::Status place = CheckFolderOf(to);
+  if (!place.ok()) return call->Failed(place);
   run->from_page = PathFromPage(to, folder);
   const absl::Status written = WriteFileAtomically(to, ReportPage(*run));
   if (!written.ok()) return call->Failed(written);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <system_error>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/file.h"
@@ -26,6 +28,8 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kMaxBytes = int64_t{1} << 30;
 constexpr size_t kMostMemoryPages = 64;
+constexpr size_t kMostNamedRuns = 4;
+constexpr int kMostEntries = 1000;  // of a folder that may hold runs
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 using Row = std::map<std::string, double>;
@@ -123,33 +127,154 @@ void FindMemoryPages(const std::string& folder, RunFiles* run) {
   }
 }
 
+double ValueIn(const Row& row, const char* key) {
+  const auto it = row.find(key);
+  return it == row.end() ? kNone : it->second;
+}
+
+// Returns whether a line has no figures but those of an evaluation, such as
+// "eval/loss": another line is that of the step.
+bool IsOfEvaluation(const Row& row) {
+  bool any = false;
+  for (const auto& [key, value] : row) {
+    if (key == "step" || key == "time" || key == "samples") continue;
+    if (!absl::StartsWith(key, "eval")) return false;
+    any = true;
+  }
+  return any;
+}
+
 // Collects rows by their step. Skipped steps, which have the number of the last
 // step made, are ordered by how many were skipped after it.
 class Rows {
  public:
+  // The step, and 0 or the number of a step skipped after it.
+  using Place = std::pair<double, double>;
+
+  // Adds the line of a step. Where it goes back, a process has begun from an
+  // earlier step, and later steps of the one before it are cut off.
   void Add(double step, Row row) {
     const auto of = [&](const char* name) {
-      const auto it = row.find(name);
-      return it == row.end() || !std::isfinite(it->second) ? 0 : it->second;
+      const double value = ValueIn(row, name);
+      return std::isfinite(value) ? value : 0;
     };
     // Files of versions that counted skipped steps as steps have no "skipped".
-    if (of("skipped") == 0) {
-      rows_.erase(rows_.lower_bound({step, 0}),
-                  rows_.upper_bound({step, kMost}));
+    const double number =
+        of("skipped") == 0 ? 0 : std::max(1.0, of("skipped_steps"));
+    const Place place = {step, number};
+    if (place < last_) CutAfter(place, ValueIn(row, "time"));
+    last_ = place;
+    if (number == 0) {
+      rows_.erase(rows_.lower_bound(place), rows_.upper_bound({step, kMost}));
+    }
+    rows_[place] = std::move(row);
+  }
+
+  // Adds figures of an evaluation to the row of the step.
+  void AddEvaluation(double step, Row row) {
+    const auto after = rows_.upper_bound({step, kMost});
+    if (after == rows_.begin() || std::prev(after)->first.first != step) {
       rows_[{step, 0}] = std::move(row);
-    } else {
-      const double number = std::max(1.0, of("skipped_steps"));
-      rows_[{step, number}] = std::move(row);
+      return;
+    }
+    Row& to = std::prev(after)->second;
+    for (const auto& [key, value] : row) {
+      if (absl::StartsWith(key, "eval")) to[key] = value;
     }
   }
-  const std::map<std::pair<double, double>, Row>& in_order() const {
-    return rows_;
+
+  const std::map<Place, Row>& in_order() const { return rows_; }
+
+  // Returns what was cut off and not made again; "": nothing.
+  std::string LeftOut() const {
+    int count = 0;
+    double first = 0, last = 0;
+    for (const Place& place : cut_) {
+      if (!rows_.empty() && place <= rows_.rbegin()->first) continue;
+      first = count == 0 ? place.first : std::min(first, place.first);
+      last = count == 0 ? place.first : std::max(last, place.first);
+      ++count;
+    }
+    if (count == 0) return "";
+    return absl::StrFormat(
+        "%d %s of an earlier run in this folder %s left out (%s)", count,
+        count == 1 ? "line" : "lines", count == 1 ? "is" : "are",
+        first == last ? absl::StrFormat("step %.0f", first)
+                      : absl::StrFormat("steps %.0f to %.0f", first, last));
   }
 
  private:
   static constexpr double kMost = std::numeric_limits<double>::infinity();
-  std::map<std::pair<double, double>, Row> rows_;
+
+  // Lines of a later time are not of an earlier process: several write.
+  void CutAfter(const Place& place, double time) {
+    for (auto it = rows_.upper_bound(place); it != rows_.end();) {
+      if (ValueIn(it->second, "time") > time) {
+        ++it;
+        continue;
+      }
+      cut_.push_back(it->first);
+      it = rows_.erase(it);
+    }
+  }
+
+  std::map<Place, Row> rows_;
+  std::vector<Place> cut_;
+  Place last_ = {-kMost, 0};  // of the line before
 };
+
+void FillSeries(const Rows& rows, RunFiles* run) {
+  for (const auto& [place, row] : rows.in_order()) {
+    for (const auto& [key, value] : row) {
+      if (key == "step") continue;
+      std::vector<double>& values = run->series[key];
+      values.resize(run->steps.size(), kNone);
+      values.push_back(value);
+      if (std::isfinite(value)) {
+        run->diverged.erase(key);
+      } else {
+        run->diverged.try_emplace(key, place.first);
+      }
+    }
+    run->steps.push_back(place.first);
+  }
+  for (auto& [key, values] : run->series) {
+    values.resize(run->steps.size(), kNone);
+  }
+}
+
+// Adds folders of runs in `folder`, down to `depth` folders below it.
+void FindRuns(const fs::path& folder, int depth,
+              std::vector<std::string>* found) {
+  std::error_code error;
+  int left = kMostEntries;
+  for (fs::directory_iterator at(folder, error), end;
+       !error && at != end && left > 0; at.increment(error), --left) {
+    const fs::path& path = at->path();
+    std::error_code no;
+    if (!fs::is_directory(path, no)) continue;
+    if (fs::exists(path / "metrics.jsonl", no) ||
+        fs::exists(path / "run.json", no)) {
+      found->push_back(path.string());
+    }
+    if (depth > 1) FindRuns(path, depth - 1, found);
+  }
+}
+
+absl::Status NothingToShow(const std::string& folder) {
+  std::vector<std::string> below;
+  FindRuns(folder, 2, &below);
+  std::sort(below.begin(), below.end());
+  if (below.size() > kMostNamedRuns) below.resize(kMostNamedRuns);
+  const std::string what =
+      below.empty() ? "enable jsonl_monitor or trace in the configuration, and "
+                      "give the folder that they write to"
+                    : absl::StrCat("give the folder of the run itself: ",
+                                   absl::StrJoin(below, " or "));
+  return absl::NotFoundError(absl::StrCat(
+      folder, ": holds none of metrics.jsonl, run.json and trace.rank*.json; ",
+      what));
+}
 
 }  // namespace
 
@@ -206,11 +331,12 @@ void ReadMetrics(absl::string_view text, absl::string_view name,
       continue;
     }
     const double number = step->second;
-    const auto of = [&](const char* key) {
-      const auto it = row.find(key);
-      return it == row.end() ? kNone : it->second;
-    };
-    run->lines.push_back({number, of("time"), of("skipped") > 0});
+    if (IsOfEvaluation(row)) {
+      rows.AddEvaluation(number, std::move(row));
+      continue;
+    }
+    run->lines.push_back(
+        {number, ValueIn(row, "time"), ValueIn(row, "skipped") > 0});
     rows.Add(number, std::move(row));
   }
   if (broken > 0) {
@@ -222,23 +348,10 @@ void ReadMetrics(absl::string_view text, absl::string_view name,
             : "",
         "; left out"));
   }
-  for (const auto& [place, row] : rows.in_order()) {
-    for (const auto& [key, value] : row) {
-      if (key == "step") continue;
-      std::vector<double>& values = run->series[key];
-      values.resize(run->steps.size(), kNone);
-      values.push_back(value);
-      if (std::isfinite(value)) {
-        run->diverged.erase(key);
-      } else {
-        run->diverged.try_emplace(key, place.first);
-      }
-    }
-    run->steps.push_back(place.first);
+  if (const std::string left_out = rows.LeftOut(); !left_out.empty()) {
+    run->notes.push_back(absl::StrCat(name, ": ", left_out));
   }
-  for (auto& [key, values] : run->series) {
-    values.resize(run->steps.size(), kNone);
-  }
+  FillSeries(rows, run);
 }
 
 absl::StatusOr<RunFiles> ReadRunFolder(const std::string& folder) {
@@ -255,11 +368,7 @@ absl::StatusOr<RunFiles> ReadRunFolder(const std::string& folder) {
   TESSERA_ASSIGN_OR_RETURN(const bool has_metrics, Exists(metrics));
   TESSERA_ASSIGN_OR_RETURN(const bool has_run, Exists(about));
   if (!has_metrics && !has_run && traces.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat(folder,
-                     ": holds none of metrics.jsonl, run.json and "
-                     "trace.rank*.json; enable jsonl_monitor or trace in the "
-                     "configuration, and give the folder that they write to"));
+    return NothingToShow(folder);
   }
   if (has_metrics) {
     TESSERA_ASSIGN_OR_RETURN(const std::string text,

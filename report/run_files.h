@@ -3,7 +3,10 @@
 // A file that is still being written may end in half a line, and a run that was
 // resumed has some steps twice. So a line that is no JSON object is left out,
 // with a note; of two lines of a step the later one counts, except that each
-// skipped step keeps its own beside the line of the step made before it.
+// skipped step keeps its own beside the line of the step made before it. A line
+// of an earlier step than the line before it is of a newer process, which began
+// there: later steps of the older one are left out, with a note if they were
+// not made again. Lines of "eval..." alone belong to the line of their step.
 #ifndef REPORT_RUN_FILES_H_
 #define REPORT_RUN_FILES_H_
 
@@ -29,7 +32,8 @@ struct RunFiles {
   // The series that are there up to the end but are not finite, with the step
   // from which on none of their values is.
   std::map<std::string, double> diverged;
-  // The lines of metrics.jsonl, in the order of the file.
+  // The lines of metrics.jsonl, in the order of the file; those of steps that
+  // are left out, too, but none of evaluations alone.
   struct Line {
     double step = 0;
     double time = 0;  // Unix seconds; NaN: absent
@@ -54,7 +58,8 @@ std::vector<std::string> TracesIn(const std::string& folder);
 // both resolved; "" if that is where the page is. Neither need exist. LOCAL.
 std::string PathFromPage(const std::string& page, const std::string& folder);
 
-// Reads the folder. Returns NotFound if there is nothing to show. LOCAL.
+// Reads the folder. Returns NotFound if there is nothing to show, with the
+// names of folders of runs one or two levels below it. LOCAL.
 absl::StatusOr<RunFiles> ReadRunFolder(const std::string& folder);
 
 // Reads the lines of metrics.jsonl; `name` is for notes.

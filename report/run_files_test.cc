@@ -24,6 +24,7 @@ using ::absl::StatusCode;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::Pair;
 
 std::string Folder(const std::string& name) {
@@ -67,6 +68,68 @@ TEST(ReadMetricsTest, SkippedStepsHaveLinesOfTheirOwn) {
   EXPECT_THAT(run.series["loss"], ElementsAre(1, 6, 7, 8));
 }
 
+// Returns lines of steps whose loss is `loss`, a second apart from `time` on.
+std::string Lines(int first, int last, int loss, int time) {
+  std::string lines;
+  for (int step = first; step <= last; ++step) {
+    absl::StrAppend(&lines, "{\"step\": ", step, ", \"loss\": ", loss,
+                    ", \"time\": ", time + (step - first), "}\n");
+  }
+  return lines;
+}
+
+// A program was started anew with the folder of an earlier run.
+TEST(ReadMetricsTest, LaterStepsOfAnEarlierRunAreLeftOut) {
+  RunFiles run;
+  ReadMetrics(Lines(1, 5, 1, 10) + Lines(1, 2, 2, 100), "m", &run);
+  EXPECT_THAT(run.steps, ElementsAre(1, 2));
+  EXPECT_THAT(run.series["loss"], ElementsAre(2, 2));
+  EXPECT_THAT(run.notes,
+              ElementsAre("m: 3 lines of an earlier run in this folder are "
+                          "left out (steps 3 to 5)"));
+  // The earlier run had been resumed at step 3.
+  RunFiles resumed;
+  ReadMetrics(Lines(1, 4, 1, 10) + Lines(4, 5, 2, 50) + Lines(1, 4, 3, 100),
+              "m", &resumed);
+  EXPECT_THAT(resumed.series["loss"], ElementsAre(3, 3, 3, 3));
+  EXPECT_THAT(resumed.notes,
+              ElementsAre("m: 1 line of an earlier run in this folder is left "
+                          "out (step 5)"));
+  // The first step of the newer run was skipped.
+  RunFiles skipped;
+  ReadMetrics(Lines(1, 5, 1, 10) +
+                  "{\"step\": 0, \"skipped\": 1, \"skipped_steps\": 1}\n" +
+                  Lines(1, 1, 2, 100),
+              "m", &skipped);
+  EXPECT_THAT(skipped.steps, ElementsAre(0, 1));
+}
+
+TEST(ReadMetricsTest, StepsThatWereMadeAgainAreNotNoted) {
+  RunFiles run;
+  ReadMetrics(Lines(1, 5, 1, 10) + Lines(3, 6, 2, 100), "m", &run);
+  EXPECT_THAT(run.series["loss"], ElementsAre(1, 1, 2, 2, 2, 2));
+  EXPECT_THAT(run.notes, IsEmpty());
+}
+
+// A writer that is behind another one began no new run.
+TEST(ReadMetricsTest, WritersMayBeApart) {
+  RunFiles run;
+  ReadMetrics(Lines(1, 3, 1, 10) + Lines(1, 2, 1, 10), "m", &run);
+  EXPECT_THAT(run.steps, ElementsAre(1, 2, 3));
+  EXPECT_THAT(run.notes, IsEmpty());
+}
+
+TEST(ReadMetricsTest, ALineOfAnEvaluationBelongsToItsStep) {
+  RunFiles run;
+  ReadMetrics(
+      Lines(1, 3, 1, 10) + "{\"step\": 2, \"time\": 20, \"eval/loss\": 4}\n",
+      "m", &run);
+  EXPECT_THAT(run.steps, ElementsAre(1, 2, 3));
+  EXPECT_THAT(run.series["loss"], ElementsAre(1, 1, 1));
+  EXPECT_EQ(run.series["eval/loss"][1], 4);
+  EXPECT_EQ(run.lines.size(), 3u);
+}
+
 TEST(ReadMetricsTest, BrokenLinesAreNoted) {
   RunFiles run;
   ReadMetrics(
@@ -103,6 +166,36 @@ TEST(ReadRunFolderTest, NothingToShowIsAnError) {
   EXPECT_EQ(tool.Run({"report", dir, dir}, &out, &err), 2);
   EXPECT_EQ(tool.Run({"report", "--what"}, &out, &err), 2);
   EXPECT_FALSE(std::filesystem::exists(dir + "/report.html"));
+}
+
+TEST(ReadRunFolderTest, FoldersOfRunsBelowAreNamed) {
+  const std::string dir = Folder("below");
+  for (const char* const below : {"log", "deep/run", "deep/too/deep", "none"}) {
+    std::filesystem::create_directories(absl::StrCat(dir, "/", below));
+  }
+  std::ofstream(dir + "/log/run.json") << "{}";
+  std::ofstream(dir + "/deep/run/metrics.jsonl") << "";
+  std::ofstream(dir + "/deep/too/deep/metrics.jsonl") << "";
+  EXPECT_THAT(
+      ReadRunFolder(dir),
+      StatusIs(StatusCode::kNotFound,
+               HasSubstr(absl::StrCat("give the folder of the run "
+                                      "itself: ",
+                                      dir, "/deep/run or ", dir, "/log"))));
+  EXPECT_THAT(ReadRunFolder(dir).status().message(), Not(HasSubstr("too")));
+}
+
+TEST(ReportCommandTest, MakesNoFolder) {
+  const std::string dir = Folder("out");
+  std::ofstream(dir + "/run.json") << "{}";
+  std::ostringstream out, err;
+  const CommandLine tool("tessera", ReportCommands());
+  const std::string page = dir + "/typo/r.html";
+  EXPECT_EQ(tool.Run({"report", dir, "--out", page}, &out, &err), 1);
+  EXPECT_THAT(err.str(), HasSubstr("there is no folder " + dir + "/typo"));
+  EXPECT_FALSE(std::filesystem::exists(dir + "/typo"));
+  EXPECT_EQ(tool.Run({"report", dir, "--out", dir + "/r.html"}, &out, &err), 0);
+  EXPECT_TRUE(std::filesystem::exists(dir + "/r.html"));
 }
 
 TEST(ReadRunFolderTest, ALossThatIsNotFiniteIsNoted) {

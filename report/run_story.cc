@@ -242,6 +242,8 @@ RunStory StoryOf(const RunFiles& run) {
   parts.erase(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(anew));
   story.seconds = SecondsOf(run, parts);
   story.state = StateOf(run, starts);
+  story.last_start_has_no_step = starts.size() > 1 && !run.lines.empty() &&
+                                 run.lines.back().time < starts.back().time;
   if (!parts.empty()) {
     story.started = parts[0].start.time;
     story.first_ranks = parts[0].start.ranks;
@@ -264,7 +266,10 @@ std::string HeadlineHtml(const RunFiles& run, const RunStory& story) {
       story.state.empty() ? ""
                           : absl::StrCat("<span class=\"state\">",
                                          EscapeHtml(story.state), "</span>");
-  const std::string went = HowItWent(run, story);
+  std::string went = HowItWent(run, story);
+  if (story.last_start_has_no_step) {
+    absl::StrAppend(&went, "; the last start has made no step");
+  }
   if (!state.empty() || !went.empty()) {
     absl::StrAppend(&html, "<p class=\"facts\">", state, EscapeHtml(went),
                     "</p>\n");
@@ -287,9 +292,8 @@ std::string HeadlineHtml(const RunFiles& run, const RunStory& story) {
   if (!run.memory_pages.empty()) {
     absl::StrAppend(&html, "<p class=\"facts\">Memory of one step:");
     for (const auto& [name, title] : run.memory_pages) {
-      const std::string path = run.from_page.empty()
-                                   ? name
-                                   : absl::StrCat(run.from_page, "/", name);
+      const std::string path =
+          run.from_page.empty() ? name : absl::StrCat(run.from_page, "/", name);
       absl::StrAppend(&html, " <a href=\"", EscapeHtml(LinkTo(path)), "\">",
                       EscapeHtml(title), "</a>");
     }

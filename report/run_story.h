@@ -31,6 +31,9 @@ struct RunStory {
   // "finished", "ended", "failed", "still running, or killed"; "" where
   // run.json is of a version that does not tell.
   std::string state;
+  // All figures are of processes before the last one, which has written no
+  // step.
+  bool last_start_has_no_step = false;
   // The number of the first row (RunFiles::steps) of the last process.
   size_t last_process = 0;
 };

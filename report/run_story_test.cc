@@ -82,6 +82,26 @@ TEST(RunStoryTest, ARunThatBeganAnewWasNotResumed) {
   EXPECT_EQ(story.seconds, 15);
 }
 
+TEST(RunStoryTest, TheHeadlineIsOfTheNewestRun) {
+  // Resumed at step 10, then a shorter run in the same folder.
+  const RunFiles run = RunOf(
+      absl::StrCat(Lines(81, 1, 10), Lines(103, 11, 15), Lines(203, 1, 4)),
+      kTwoStarts);
+  const std::string page = ReportPage(run);
+  EXPECT_THAT(page, HasSubstr("finished</span>step 4 after 15 s</p>"));
+  EXPECT_THAT(page, HasSubstr("<b>4</b><span>last step</span>"));
+  EXPECT_THAT(page, HasSubstr("m: 11 lines of an earlier run in this folder "
+                              "are left out (steps 5 to 15)"));
+  EXPECT_EQ(StoryOf(run).last_process, 0u);
+}
+
+TEST(RunStoryTest, AStartWithoutStepsIsTold) {
+  const RunFiles run = RunOf(Lines(101, 1, 9), kTwoStarts);
+  EXPECT_TRUE(StoryOf(run).last_start_has_no_step);
+  EXPECT_THAT(ReportPage(run),
+              HasSubstr("; the last start has made no step</p>"));
+}
+
 // The first process's last step was made when the second one started.
 TEST(RunStoryTest, AStepAtTheTimeOfAStart) {
   const RunStory story = StoryOf(
