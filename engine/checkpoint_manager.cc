@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/disk/file_system.h"
@@ -24,6 +25,25 @@ namespace tessera {
 namespace {
 
 constexpr char kWhere[] = "CheckpointManager";
+
+// Whether the manager saves without being told to, but for signals.
+bool SavesByItself(const CheckpointManagerOptions& options) {
+  return *options.every_steps > 0 || *options.every > absl::ZeroDuration() ||
+         *options.mean_time_between_failures > absl::ZeroDuration() ||
+         *options.keep_best;
+}
+
+// Begins the names of signals (StopSignals::name).
+constexpr char kSignal[] = "SIG";
+
+// Returns the number of ranks if none was told by a signal to end.
+size_t FirstToldToEnd(const std::vector<std::string>& wanted) {
+  size_t rank = 0;
+  while (rank < wanted.size() && !absl::StartsWith(wanted[rank], kSignal)) {
+    ++rank;
+  }
+  return rank;
+}
 
 }  // namespace
 
@@ -66,9 +86,10 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Create(
   std::unique_ptr<CheckpointManager> manager(
       new CheckpointManager(engine, comm, std::move(options)));
   TESSERA_ASSIGN_OR_RETURN(
-      RunFolder folder,
-      TakeRunFolder(manager->options_.dir, manager->Holds(),
-                    manager->options_.wait_for_folder, comm.get()));
+      RunFolder folder, TakeRunFolder({manager->options_.dir, manager->Holds(),
+                                       manager->options_.wait_for_folder,
+                                       SavesByItself(manager->options_)},
+                                      comm.get()));
   manager->folder_ = std::make_unique<RunFolder>(std::move(folder));
   manager->room_ = std::make_unique<SaveRoom>(
       comm, SaveRoomOptions{manager->options_.dir, manager->folder_->leads,
@@ -143,9 +164,11 @@ absl::StatusOr<std::optional<std::string>> CheckpointManager::Resume(
                    "checkpoint rm')"));
 }
 
-// "stop", "save" or "", by this rank's lights.
+// The name of a signal, "save" or "", by this rank's lights.
 std::string CheckpointManager::Wanted() {
-  if (signals_ != nullptr && signals_->received() != 0) return "stop";
+  if (signals_ != nullptr && signals_->received() != 0) {
+    return signals_->name();
+  }
   if (comm_->rank() != 0) return "";
   if (!engine_->saving_checkpoint() && room_->IsTimeAgain(HowLastEnded())) {
     return "save";
@@ -174,19 +197,29 @@ absl::StatusOr<bool> CheckpointManager::MaybeSave(
     return false;  // within a step
   }
   bool save = IsStepToSave();
-  bool stop = false;
+  std::string cause;  // that ends the run, and where it was seen first
   if (*options_.on_signals || *options_.every > absl::ZeroDuration() ||
       *options_.mean_time_between_failures > absl::ZeroDuration()) {
     TESSERA_ASSIGN_OR_RETURN(
         const std::vector<std::string> all,
         comm_->AllGatherStrings(Wanted(), CommTag{"is it time to save"}));
-    stop = std::count(all.begin(), all.end(), "stop") > 0;
+    const size_t told = FirstToldToEnd(all);
+    if (told < all.size()) {
+      cause =
+          told == 0 ? all[told] : absl::StrCat(all[told], " at rank ", told);
+    }
     save |= all[0] == "save";
   }
+  const bool stop = !cause.empty();
   if (stop || save) {
     TESSERA_RETURN_IF_ERROR(SaveAs(client_state, /*wait=*/stop));
   }
-  if (stop) LogReport();
+  if (stop) {
+    TESSERA_LOG_RANK0(INFO)
+        << cause << ": step " << engine_->step() << " is saved in "
+        << options_.dir << ", and the run ends";
+    LogReport();
+  }
   return stop;
 }
 

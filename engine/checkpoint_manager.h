@@ -121,9 +121,11 @@ class CheckpointManager {
   // Makes and locks the folder. `engine` outlives this. Without options all is
   // as the engine's configuration says. COLLECTIVE. InvalidArgument: no folder,
   // keep_last below 1, options that differ between
-  // ranks; Unavailable: another job has the folder. Where a folder cannot be
-  // locked (it cannot be written to, its file system has no locks) a warning
-  // says so.
+  // ranks; Unavailable: another job has the folder. If the folder or a file in
+  // it cannot be made, the error is the system's (PermissionDenied, NotFound);
+  // but a folder with checkpoints may be read-only, with a warning, if options
+  // do not say when to save (every_steps, every, mean_time_between_failures,
+  // keep_best). A file system without locks is a warning, too.
   static absl::StatusOr<std::unique_ptr<CheckpointManager>> Create(
       Engine* engine, CheckpointManagerOptions options = {});
   // Waits for a save that is being written.
@@ -138,9 +140,10 @@ class CheckpointManager {
 
   // Saves if it is time to; call it after each Step. Returns true if the
   // program should end because of a signal: the state is saved then, and on the
-  // disk. Errors are Engine::SaveCheckpoint's, identical on all ranks, except
-  // that of an earlier async save, which goes to the log; and what
-  // `client_state` throws. COLLECTIVE.
+  // disk, and rank 0 logs the signal, the step and the folder. Errors are
+  // Engine::SaveCheckpoint's, identical on all ranks, except that of an earlier
+  // async save, which goes to the log; and what `client_state` throws.
+  // COLLECTIVE.
   absl::StatusOr<bool> MaybeSave(const ClientState& client_state = nullptr);
   // Takes a metric of this step, such as a validation loss (early stopping).
   // Call it before the step's MaybeSave, since checkpoints hold what was

@@ -69,7 +69,11 @@ absl::StatusOr<RunLock> RunLock::Take(const std::string& dir,
               "is gone keeps its lock on NFS for a while)",
         "; Engine::LoadCheckpoint reads without the lock"));
   }
-  TESSERA_RETURN_IF_ERROR(Annotate(locked, "the folder cannot be locked"));
+  if (!locked.ok()) {
+    // The code of ENOLCK would be that of a lock that another job holds.
+    return absl::UnimplementedError(
+        absl::StrCat("the folder cannot be locked: ", locked.message()));
+  }
   // The text is for people, so errors do not matter; a disk may be full.
   (void)file.WriteAt(0, SelfAndNow());
   return RunLock(std::move(file));

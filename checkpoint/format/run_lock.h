@@ -20,8 +20,8 @@ inline constexpr char kRunLockName[] = "job.lock";
 class RunLock {
  public:
   // Creates the folder if it is not there. Returns Unavailable, naming the
-  // holder, if another job has the lock. Other errors are the disk's, or that
-  // of a file system without locks. LOCAL.
+  // holder, if another job has the lock, and Unimplemented where the file
+  // system has no locks. Other errors are the disk's. LOCAL.
   static absl::StatusOr<RunLock> Take(const std::string& dir,
                                       FileSystem* files);
 

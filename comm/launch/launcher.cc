@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/env.h"
 #include "base/status.h"
 #include "base/system/system_limits.h"
@@ -64,6 +65,11 @@ absl::Status CatchSignals() {
   }
   if (!IsIgnored(kNotice)) sigaction(kNotice, &act, nullptr);
   return absl::OkStatus();
+}
+
+const char* NameOf(int passed_on) {
+  if (passed_on == SIGTERM) return "SIGTERM";
+  return passed_on == SIGINT ? "SIGINT" : "SIGHUP";
 }
 
 // From here on signals do what they do by default: all ranks have ended, and
@@ -120,6 +126,8 @@ class Supervisor {
   void Ended(int rank, int wait_status);
   // SIGTERM, then SIGKILL, when their times have come.
   void Press();
+  // Names the ranks that --grace was too short for.
+  std::string LateLine() const;
 
   const LaunchOptions& options_;
   OutputRelay& relay_;
@@ -127,9 +135,11 @@ class Supervisor {
   std::vector<int> news_;      // by rank, our end; -1 if there is none
   std::vector<bool> stopped_;  // by rank (SIGSTOP, a terminal)
   std::optional<int> first_failure_;
-  bool signalled_ = false;  // one was passed on
+  std::optional<int> signal_;  // the first that was passed on
+  std::string late_line_;      // to be written at the next end
   Deadline term_at_ = Deadline::Never();
   Deadline kill_at_ = Deadline::Never();
+  Deadline grace_at_ = Deadline::Never();  // the end of --grace
 };
 
 absl::Status Supervisor::Start() {
@@ -195,9 +205,12 @@ void Supervisor::WaitForSignals() {
     if (sig == SIGCHLD) continue;
     Signal(sig);
     if (sig == kNotice) continue;
-    signalled_ = true;
+    if (!signal_.has_value()) {
+      signal_ = sig;
+      grace_at_ = Deadline::After(options_.signal_grace);
+    }
     term_at_ = Deadline::Never();
-    kill_at_ = std::min(kill_at_, Deadline::After(options_.signal_grace));
+    kill_at_ = std::min(kill_at_, grace_at_);
   }
 }
 
@@ -228,17 +241,32 @@ void Supervisor::Ended(int rank, int wait_status) {
   std::string line;
   if (code != 0 && !first_failure_.has_value()) {
     first_failure_ = code;
-    if (!signalled_) term_at_ = Deadline::After(options_.end_grace);
+    if (!signal_.has_value()) term_at_ = Deadline::After(options_.end_grace);
     line = absl::StrCat("tessera: rank ", rank, " ", how, "\n");
   }
+  if (!late_line_.empty()) line.insert(0, std::exchange(late_line_, ""));
   if (code != 0) Tell(rank);
   relay_.Ended(rank, std::move(line));
   if (options_.on_end) options_.on_end(rank, code == 0, how);
 }
 
+std::string Supervisor::LateLine() const {
+  std::vector<size_t> late;
+  for (size_t r = 0; r < pids_.size(); ++r) {
+    if (pids_[r] != 0) late.push_back(r);
+  }
+  const bool one = late.size() == 1;
+  return absl::StrCat(
+      "tessera: ", one ? "rank " : "ranks ", absl::StrJoin(late, ", "),
+      one ? " has" : " have", " not ended within ",
+      absl::FormatDuration(options_.signal_grace), " of ", NameOf(*signal_),
+      " (--grace), so ", one ? "it is" : "they are", " killed\n");
+}
+
 void Supervisor::Press() {
-  if (kill_at_.HasPassed() ||
-      (first_failure_.has_value() && !signalled_ && AllAliveAreStopped())) {
+  if (kill_at_.HasPassed() || (first_failure_.has_value() &&
+                               !signal_.has_value() && AllAliveAreStopped())) {
+    if (grace_at_.HasPassed() && AnyAlive()) late_line_ = LateLine();
     Signal(SIGKILL);
     kill_at_ = term_at_ = Deadline::Never();
   } else if (term_at_.HasPassed()) {

@@ -14,9 +14,9 @@
 //
 // SIGINT, SIGTERM and SIGHUP are passed on to all ranks. From the first one on
 // these have signal_grace (--grace) to end, whatever the others do: time to
-// save a checkpoint, say. Then comes SIGKILL. A signal that is ignored when the
-// parent is started (SIGHUP under nohup, SIGINT of a script's background job)
-// stays so, in the parent and in the ranks.
+// save a checkpoint, say. Then comes SIGKILL, and a line names these ranks. A
+// signal that is ignored when the parent is started (SIGHUP under nohup, SIGINT
+// of a script's background job) stays so, in the parent and in the ranks.
 #ifndef COMM_LAUNCH_LAUNCHER_H_
 #define COMM_LAUNCH_LAUNCHER_H_
 

@@ -20,11 +20,22 @@ struct RunFolder {
       lock;  // null: it does not lead, or the folder cannot be locked
 };
 
-// Makes `dir` and locks it, or each host's own (kPart); waits up to `wait` for
-// another job that has it. Unavailable names that job; a folder that cannot be
-// locked for other reasons is only a warning. COLLECTIVE, blocking.
-absl::StatusOr<RunFolder> TakeRunFolder(const std::string& dir,
-                                        FolderHolds holds, absl::Duration wait,
+struct RunFolderOptions {
+  std::string dir;
+  FolderHolds holds = FolderHolds::kAll;
+  // How long to wait for another job that has the folder.
+  absl::Duration wait = absl::ZeroDuration();
+  // The job saves at times of its own choice, so it needs to write there. A job
+  // that does not may only read what is there.
+  bool saves = true;
+};
+
+// Makes the folder and locks it, or each host's own (kPart). Unavailable names
+// the job that has it. If no file can be made in it the error is the system's,
+// or a warning if it holds checkpoints and `saves` is false. That it cannot be
+// locked for other reasons (its file system has no locks) is only a warning.
+// COLLECTIVE, blocking.
+absl::StatusOr<RunFolder> TakeRunFolder(const RunFolderOptions& options,
                                         Communicator* comm);
 
 }  // namespace tessera

@@ -89,4 +89,15 @@ StopSignals::~StopSignals() {
 
 int StopSignals::received() const { return g_received; }
 
+std::string StopSignals::name() const {
+  switch (received()) {
+    case SIGTERM:
+      return "SIGTERM";
+    case SIGUSR1:
+      return "SIGUSR1";
+    default:
+      return "";
+  }
+}
+
 }  // namespace tessera

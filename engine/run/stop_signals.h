@@ -7,6 +7,7 @@
 #include <signal.h>
 
 #include <memory>
+#include <string>
 
 namespace tessera {
 
@@ -24,6 +25,8 @@ class StopSignals {
 
   // Returns the signal that was received, or 0. LOCAL.
   int received() const;
+  // Returns its name, such as "SIGTERM", or "". LOCAL.
+  std::string name() const;
 
  private:
   StopSignals() = default;

@@ -148,6 +148,10 @@ class SmallDisk {
     TESSERA_CHECK(mount("small", dir_.c_str(), "tmpfs", MS_REMOUNT,
                         absl::StrCat("size=", bytes).c_str()) == 0);
   }
+  void MakeReadOnly() {
+    TESSERA_CHECK(mount("small", dir_.c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY,
+                        "size=64m") == 0);
+  }
   int64_t Filled() const {
     struct statvfs info = {};
     TESSERA_CHECK(statvfs(dir_.c_str(), &info) == 0);
@@ -279,6 +283,43 @@ TEST_F(SmallDiskTest, IsFullForAWhile) {
     // If saves are async, another may come before the disk has room again.
     EXPECT_THAT(ends[0],
                 AllOf(StartsWith("OK "), EndsWith(" step-00000003=whole")));
+  }
+}
+
+// Returns how Create ends for a run that saves, and for one that only reads,
+// before and after there is a checkpoint.
+TESSERA_RANK_FUNCTION(CreateOnAReadOnlyDisk) {
+  ManagerArgs a(args);
+  CheckpointManagerOptions reads;
+  reads.dir = a.options.dir;
+  SmallDisk disk;
+  if (!disk.Mount(a.options.dir)) return std::string(kMayNot);
+  TESSERA_ASSIGN_OR_RETURN(Trainee trainee, MakeTrainee(world));
+  Engine* const engine = trainee.engine.get();
+  if (a.steps > 0) {
+    TESSERA_RETURN_IF_ERROR(trainee.TrainStep(0));
+    TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(
+        absl::StrCat(a.options.dir, "/", StepFolderName(1))));
+  }
+  disk.MakeReadOnly();
+  const absl::Status of_saver =
+      CheckpointManager::Create(engine, a.options).status();
+  const absl::Status of_reader =
+      CheckpointManager::Create(engine, reads).status();
+  return absl::StrCat(of_saver.ToString(), "; reader: ", of_reader.ToString());
+}
+
+TEST_F(SmallDiskTest, AReadOnlyFolderIsForReaders) {
+  fs::create_directories(dir_);
+  for (const bool saved : {false, true}) {
+    const std::string end =
+        RunOnRanks(1, "CreateOnAReadOnlyDisk",
+                   absl::StrCat(dir_, saved ? "\n1" : "\n0"))[0];
+    if (end == kMayNot) GTEST_SKIP() << kMayNot;
+    EXPECT_THAT(end, AllOf(StartsWith("PERMISSION_DENIED: "),
+                           HasSubstr("Read-only file system"),
+                           HasSubstr(dir_ + ": no checkpoint can be saved")));
+    EXPECT_EQ(absl::EndsWith(end, "reader: OK"), saved) << end;
   }
 }
 

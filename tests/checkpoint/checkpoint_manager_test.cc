@@ -195,13 +195,21 @@ TEST_F(CheckpointManagerTest, AFolderIsOneJobs) {
   EXPECT_THAT(Train(2), Each(HasSubstr(absl::StrCat("process ", getpid()))));
 }
 
-// A run can resume from it; one that would save is told by the save.
 TEST_F(CheckpointManagerTest, AFolderThatCannotBeLockedIsSaid) {
   fs::create_directories(dir_ + "/job.lock");
   EXPECT_THAT(Train(2), Each("began, ended at 2"));
   EXPECT_THAT(RankPool::Get(2)->stderr_of(0),
               HasSubstr("job.lock: is no regular file; another job that saves "
                         "there would not be noticed"));
+}
+
+TEST_F(CheckpointManagerTest, AFolderThatCannotBeMadeIsAnError) {
+  EXPECT_THAT(RunOnRanks(2, "TrainManaged", "/proc/no-such-folder\n2"),
+              Each(AllOf(HasSubstr("rank 0"),
+                         HasSubstr("/proc/no-such-folder: no checkpoint can be "
+                                   "saved there"),
+                         HasSubstr("No such file or directory"),
+                         HasSubstr("checkpoint.folder"))));
 }
 
 // The only good checkpoint besides the next one must not be removed to make
@@ -293,6 +301,9 @@ TEST_F(CheckpointManagerTest, ASignalOfOneRankSavesAndEndsAll) {
   EXPECT_THAT(RunOnRanks(2, "TrainUntilToldToEnd", absl::StrCat(dir_, "\n9")),
               Each("as before"));
   EXPECT_THAT(Steps(), ElementsAre(3));
+  EXPECT_THAT(RankPool::Get(2)->stderr_of(0),
+              HasSubstr(absl::StrCat("SIGUSR1 at rank 1: step 3 is saved in ",
+                                     dir_, ", and the run ends")));
   EXPECT_THAT(Train(4), Each("resumed from 3 'after 3', ended at 4"));
 }
 

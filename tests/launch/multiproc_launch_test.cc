@@ -317,7 +317,12 @@ TEST(WorldFlagTest, GraceIsWhatASignalLeaves) {
   Process parent({"--world=2", "--grace=0.1"}, Named("deaf", {}));
   ASSERT_TRUE(parent.WaitForLines(2));
   kill(parent.pid(), SIGTERM);
-  EXPECT_EQ(parent.Finish(absl::Seconds(8)).code, 128 + SIGKILL);
+  const Finished run = parent.Finish(absl::Seconds(8));
+  EXPECT_EQ(run.code, 128 + SIGKILL);
+  EXPECT_THAT(
+      run.err,
+      HasSubstr("tessera: ranks 0, 1 have not ended within 100ms of "
+                "SIGTERM (--grace), so they are killed\ntessera: rank "));
 }
 
 }  // namespace

@@ -117,6 +117,10 @@ void ExpectSavedAfter(int sig, bool all) {
   const std::string end = absl::StrCat("ended at ", saved[0].step, "\n");
   EXPECT_THAT(run.out, HasSubstr(absl::StrCat(end, end)));
   EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, HasSubstr(sig == SIGTERM ? "] SIGTERM" : "] SIGUSR1"));
+  EXPECT_THAT(run.err,
+              HasSubstr(absl::StrCat(": step ", saved[0].step, " is saved in ",
+                                     dir, ", and the run ends\n")));
 }
 
 TEST(StopTest, SavesAndEndsAfterSigterm) {
