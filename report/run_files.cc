@@ -132,8 +132,7 @@ double ValueIn(const Row& row, const char* key) {
   return it == row.end() ? kNone : it->second;
 }
 
-// Returns whether a line has no figures but those of an evaluation, such as
-// "eval/loss": another line is that of the step.
+// Returns whether all figures of a line are of an evaluation ("eval/loss").
 bool IsOfEvaluation(const Row& row) {
   bool any = false;
   for (const auto& [key, value] : row) {
@@ -156,11 +155,11 @@ class Rows {
   void Add(double step, Row row) {
     const auto of = [&](const char* name) {
       const double value = ValueIn(row, name);
-      return std::isfinite(value) ? value : 0;
+      return std::isfinite(value) ? value : 0.0;
     };
     // Files of versions that counted skipped steps as steps have no "skipped".
     const double number =
-        of("skipped") == 0 ? 0 : std::max(1.0, of("skipped_steps"));
+        of("skipped") == 0 ? 0.0 : std::max(1.0, of("skipped_steps"));
     const Place place = {step, number};
     if (place < last_) CutAfter(place, ValueIn(row, "time"));
     last_ = place;
@@ -182,9 +181,7 @@ class Rows {
       if (absl::StartsWith(key, "eval")) to[key] = value;
     }
   }
-
   const std::map<Place, Row>& in_order() const { return rows_; }
-
   // Returns what was cut off and not made again; "": nothing.
   std::string LeftOut() const {
     int count = 0;
@@ -196,11 +193,12 @@ class Rows {
       ++count;
     }
     if (count == 0) return "";
-    return absl::StrFormat(
-        "%d %s of an earlier run in this folder %s left out (%s)", count,
-        count == 1 ? "line" : "lines", count == 1 ? "is" : "are",
+    const std::string steps =
         first == last ? absl::StrFormat("step %.0f", first)
-                      : absl::StrFormat("steps %.0f to %.0f", first, last));
+                      : absl::StrFormat("steps %.0f to %.0f", first, last);
+    return absl::StrCat(count, count == 1 ? " line" : " lines",
+                        " of an earlier run in this folder ",
+                        count == 1 ? "is" : "are", " left out (", steps, ")");
   }
 
  private:

@@ -182,7 +182,8 @@ TEST(ReadRunFolderTest, FoldersOfRunsBelowAreNamed) {
                HasSubstr(absl::StrCat("give the folder of the run "
                                       "itself: ",
                                       dir, "/deep/run or ", dir, "/log"))));
-  EXPECT_THAT(ReadRunFolder(dir).status().message(), Not(HasSubstr("too")));
+  EXPECT_THAT(ReadRunFolder(dir).status().message(),
+              Not(HasSubstr("too/deep")));
 }
 
 TEST(ReportCommandTest, MakesNoFolder) {
