@@ -2,9 +2,12 @@
 // and what is left alone.
 #include "checkpoint/format/step_folders.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -303,6 +306,20 @@ TEST_F(StepFoldersTest, AFolderIsOneJobs) {
   Save(1, 1);
   first = absl::CancelledError("ended");
   TESSERA_EXPECT_OK(RunLock::Take(kDir, &disk_).status());
+}
+
+// No other job holds it then.
+TEST_F(StepFoldersTest, AFileSystemMayHaveNoLocks) {
+  for (const int error : {ENOLCK, EOPNOTSUPP, ENOSYS, EINVAL}) {
+    disk_.before = [error](int64_t, const char* call) {
+      return std::string(call) == "lock" ? -error : 0;
+    };
+    EXPECT_THAT(RunLock::Take(kDir, &disk_).status(),
+                StatusIs(absl::StatusCode::kUnimplemented,
+                         AllOf(HasSubstr("the folder cannot be locked: "),
+                               HasSubstr(std::strerror(error)))));
+  }
+  disk_.before = nullptr;
 }
 
 // At every call of the disk that is refused a good checkpoint stays.
