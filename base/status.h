@@ -54,7 +54,7 @@ template <typename T>
 inline constexpr bool kIsStatusOr<absl::StatusOr<T>> = true;
 
 // Returns false for a function that cannot return a Status, by the beginning of
-// its __PRETTY_FUNCTION__: "int main(int, char **)". Of other types the
+// its __PRETTY_FUNCTION__: "int main(int, char **)". For other types the
 // compiler says that a Status is not one.
 constexpr bool MayReturnStatus(const char* function) {
   for (const char* type : {"int ", "void ", "bool "}) {
