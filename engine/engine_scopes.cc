@@ -10,8 +10,6 @@
 #include "base/status.h"
 #include "c10/core/GradMode.h"
 #include "engine/engine_impl.h"
-#include "engine/model/engine_life.h"
-#include "engine/model/update_guard.h"
 #include "torch/nn/module.h"
 
 namespace tessera {
@@ -56,12 +54,7 @@ absl::Status EvalScope::Agree(const absl::Status& mine) {
                   [](const auto& flat) { return flat->gathers_together(); });
   if (mine.ok() || !together) return comm->AgreeOk(mine, kWhere);
   comm->Announce(mine);
-  if (!comm->AllAnnounced(kAllFailedWait)) {
-    // To swap averages out would be another collective.
-    EngineLife& life = engine_->impl_->guard()->life();
-    if (!life.CheckNotAveraged().ok()) life.Lose(mine);
-    return mine;
-  }
+  if (!comm->AllAnnounced(kAllFailedWait)) return mine;
   const absl::Status agreed = comm->AgreeOk(mine, kWhere);
   comm->ClearAnnouncement();
   return agreed;
