@@ -299,7 +299,7 @@ TEST_F(CommandsTest, EachHasAnExitStatus) {
     } else {
       ASSERT_TRUE(faults.count(command.name))
           << "a call of " << command.name << " that fails belongs here";
-      // That of a diff tells trouble from a difference.
+      // A diff returns 1 for a difference, so it returns 2 for trouble.
       const int status = absl::EndsWith(command.name, " diff") ? 2 : 1;
       EXPECT_EQ(Run(Plus(name, faults.at(command.name))), status)
           << command.name;

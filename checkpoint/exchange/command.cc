@@ -27,7 +27,7 @@ namespace {
 
 constexpr int kThreads = 4;  // threads that verify
 constexpr int kMostFiles = 100'000;
-// Those of SummaryMembers.
+// The keys that SummaryMembers (listing.cc) writes, for the help of --json.
 constexpr char kSummaryKeys[] =
     "path, step, samples, parameters, bytes, files, stage, world_size, saved";
 

@@ -255,7 +255,8 @@ TEST_F(CommandTest, WhatAFileSaysIsNoCommandOfATerminal) {
 TEST_F(CommandTest, MakesOtherFilesAndBack) {
   const std::string a = folder_ + "/a", st = folder_ + "/st";
   EXPECT_EQ(Run({"reshard", a, folder_ + "/r", "--files=3"}), 0) << err_;
-  EXPECT_THAT(out_, AllOf(StartsWith(folder_ + "/r: "), HasSubstr(" files in all, ")));
+  EXPECT_THAT(
+      out_, AllOf(StartsWith(folder_ + "/r: "), HasSubstr(" files in all, ")));
   EXPECT_EQ(Run({"diff", a, folder_ + "/r"}), 0) << out_;
   EXPECT_THAT(out_, HasSubstr("7 states are equal to the bit, 0 differ\n"));
   EXPECT_EQ(Run({"reshard", a, folder_ + "/r"}), 2);

@@ -138,9 +138,9 @@ std::string CommLog::ToText(absl::string_view backend,
     AddRow(it->first.first, it->first.second, sum, &text);
   }
   if (rows_hidden > 0) {
-    absl::StrAppendFormat(
-        &text, "(%d more row%s, %.1f ms in all)\n", rows_hidden,
-        rows_hidden == 1 ? "" : "s", absl::ToDoubleMilliseconds(hidden.total));
+    absl::StrAppendFormat(&text, "(%d more row%s, %.1f ms in all)\n",
+                          rows_hidden, rows_hidden == 1 ? "" : "s",
+                          absl::ToDoubleMilliseconds(hidden.total));
   }
   for (size_t r = 0; r < waits_.size(); ++r) {
     if (static_cast<int>(r) == options_.rank) continue;

@@ -56,14 +56,13 @@ absl::StatusOr<std::string> FindFile(const std::string& path,
   for (const fs::path& place : places) {
     if (IsThere(place, folders)) return place.string();
   }
-  return absl::NotFoundError(
-      absl::StrCat("no ", what, " '", path, "'; looked for ",
-                   absl::StrJoin(places, ", ",
-                                 [](std::string* out, const fs::path& place) {
-                                   absl::StrAppend(out, place.string());
-                                 }),
-                   "; give ", folders ? "its path" : "the file", " with --",
-                   flag));
+  return absl::NotFoundError(absl::StrCat(
+      "no ", what, " '", path, "'; looked for ",
+      absl::StrJoin(places, ", ",
+                    [](std::string* out, const fs::path& place) {
+                      absl::StrAppend(out, place.string());
+                    }),
+      "; give ", folders ? "its path" : "the file", " with --", flag));
 }
 
 }  // namespace

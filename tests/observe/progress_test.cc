@@ -143,7 +143,8 @@ TESSERA_RANK_FUNCTION(ShowsSkippedSteps) {
                       std::count(shown, shown + strlen(shown), '\n'), " lines");
 }
 
-// Those of two steps and of the first that is skipped, and one for ten of them.
+// Two steps and the first skipped one have a line each; of the further skipped
+// ones every tenth has.
 TEST(ProgressTest, SkippedStepsAreNotALineEach) {
   EXPECT_EQ(RunOnRanks(2, "ShowsSkippedSteps", "")[0], "20 skipped, 5 lines");
 }
