@@ -25,8 +25,11 @@
 namespace tessera {
 namespace {
 
-constexpr int kThreads = 4;  // threads that verify
+constexpr int kVerifyThreads = 4;  // threads that verify
 constexpr int kMostFiles = 100'000;
+constexpr char kNewest[] =
+    "A folder of checkpoints stands for its newest readable one.";
+constexpr size_t kMostLines = 20;  // of differences
 // The keys that SummaryMembers (listing.cc) writes, for the help of --json.
 constexpr char kSummaryKeys[] =
     "path, step, samples, parameters, bytes, files, stage, world_size, saved";
@@ -42,13 +45,26 @@ int EndOf(CommandCall* call, const absl::Status& status) {
   return call->Failed(absl::Status(status.code(), Printable(status.message())));
 }
 
+// Returns the checkpoint that the argument means, and tells which.
+std::string CheckpointOf(CommandCall* call, size_t argument) {
+  const std::string& given = call->words()[argument];
+  std::string path = CheckpointAt(given);
+  if (path != given && !call->Has("--quiet") && !call->Has("--json")) {
+    call->err() << Printable(given)
+                << " stands for its newest readable "
+                   "checkpoint, "
+                << Printable(path) << "\n";
+  }
+  return path;
+}
+
 absl::Status Verify(const std::string& dir, CommandCall* call) {
   TESSERA_ASSIGN_OR_RETURN(
       CheckpointReader reader,
       CheckpointReader::OpenToStay(dir, FileSystem::Real()));
   {
     ProgressLine line(call->progress());
-    TESSERA_RETURN_IF_ERROR(reader.Verify(kThreads, ShownOn(&line)));
+    TESSERA_RETURN_IF_ERROR(reader.Verify(kVerifyThreads, ShownOn(&line)));
   }
   if (call->Has("--quiet")) return absl::OkStatus();
   if (call->Has("--json")) {
@@ -62,14 +78,18 @@ absl::Status Verify(const std::string& dir, CommandCall* call) {
 }
 
 absl::StatusOr<int> Diff(CommandCall* call) {
+  const std::string a = CheckpointOf(call, 0), b = CheckpointOf(call, 1);
   ProgressLine line(call->progress());
-  const std::string &a = call->words()[0], &b = call->words()[1];
   std::ostringstream text;
   const bool quiet = call->Has("--quiet"), json = call->Has("--json");
-  TESSERA_ASSIGN_OR_RETURN(const int differing,
-                           DiffCheckpoints(a, b, ShownOn(&line),
-                                           quiet || json ? &text : &call->out(),
-                                           FileSystem::Real()));
+  DiffOptions options;
+  options.progress = ShownOn(&line);
+  options.together = !json && !call->Has("--all");
+  if (options.together) options.most_lines = kMostLines;
+  TESSERA_ASSIGN_OR_RETURN(
+      const int differing,
+      DiffCheckpoints(a, b, options, quiet || json ? &text : &call->out(),
+                      FileSystem::Real()));
   if (json && !quiet) {
     std::vector<std::string> lines =
         absl::StrSplit(text.str(), '\n', absl::SkipEmpty());
@@ -140,7 +160,7 @@ absl::Status Import(CommandCall* call) {
 }
 
 absl::Status Reshard(int files, CommandCall* call) {
-  const std::string &from = call->words()[0], &to = call->words()[1];
+  const std::string from = CheckpointOf(call, 0), &to = call->words()[1];
   TESSERA_RETURN_IF_ERROR(CheckHoldsNone(to));
   const auto folder = Folder::Open(from, FileSystem::Real());
   TESSERA_RETURN_IF_ERROR(folder.status());
@@ -167,12 +187,12 @@ int RunList(CommandCall* call) {
 }
 
 int RunShow(CommandCall* call) {
-  return EndOf(call, ShowCheckpoint(call->words()[0], call->Has("--json"),
+  return EndOf(call, ShowCheckpoint(CheckpointOf(call, 0), call->Has("--json"),
                                     call->Has("--config"), &call->out()));
 }
 
 int RunVerify(CommandCall* call) {
-  return EndOf(call, Verify(call->words()[0], call));
+  return EndOf(call, Verify(CheckpointOf(call, 0), call));
 }
 
 int RunDiff(CommandCall* call) {
@@ -219,11 +239,11 @@ int RunExport(CommandCall* call) {
   const auto run = [&]() -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const SafetensorsExportOptions options,
                              ExportOptionsOf(*call, max_file_bytes));
+    const std::string from = CheckpointOf(call, 0);
     {
       ProgressLine line(call->progress());
-      TESSERA_RETURN_IF_ERROR(
-          ExportSafetensors(call->words()[0], call->words()[1], options,
-                            ShownOn(&line), FileSystem::Real()));
+      TESSERA_RETURN_IF_ERROR(ExportSafetensors(
+          from, call->words()[1], options, ShownOn(&line), FileSystem::Real()));
     }
     return TellMade(call->words()[1], call);
   };
@@ -262,7 +282,7 @@ std::vector<Command> CheckpointCommands() {
   return {
       {"checkpoint ls",
        "DIR",
-       "Lists the checkpoints in DIR and in its subfolders.",
+       "Lists the checkpoints in DIR and below it, to the third level.",
        "",
        {{"--json", "",
          absl::StrCat("Prints JSON: [{", kSummaryKeys,
@@ -272,7 +292,7 @@ std::vector<Command> CheckpointCommands() {
       {"checkpoint show",
        "DIR",
        "Shows a checkpoint's tensors, states and files, and its training.",
-       "",
+       kNewest,
        {{"--config", "", "Shows the run's configuration, too."},
         {"--json", "",
          absl::StrCat("Prints JSON: {", kSummaryKeys,
@@ -282,7 +302,7 @@ std::vector<Command> CheckpointCommands() {
       {"checkpoint verify",
        "DIR",
        "Reads a whole checkpoint and verifies every checksum.",
-       "",
+       kNewest,
        {{"--json", "",
          absl::StrCat("Prints JSON: {", kSummaryKeys, ", whole}.")},
         quiet},
@@ -291,10 +311,13 @@ std::vector<Command> CheckpointCommands() {
       {"checkpoint diff",
        "A B",
        "Lists the differences between two checkpoints, and how large they are.",
-       "How a run was sharded, its configuration and libtorch's version are "
-       "not compared. The exit status is 1 if they differ, and 2 if one "
-       "cannot be read.",
-       {{"--json", "", "Prints JSON: {differences, lines}."},
+       "Differences of one kind share a line, and the first 20 lines are "
+       "shown. How a run was sharded, its configuration and libtorch's version "
+       "are not compared. The exit status is 1 if they differ, and 2 if one "
+       "cannot be read. A folder of checkpoints stands for its newest "
+       "readable one.",
+       {{"--all", "", "Has a line for each difference."},
+        {"--json", "", "Prints JSON: {differences, lines}."},
         {"--quiet", "", "Prints nothing."}},
        {"checkpoint diff run7/step-00000120 run8/step-00000120"},
        Run<RunDiff>},
@@ -311,7 +334,7 @@ std::vector<Command> CheckpointCommands() {
        "DIR OUT",
        "Writes values as safetensors files, as Hugging Face's libraries read "
        "them.",
-       "",
+       kNewest,
        {{"--dtype", "fp32|bf16",
          "Dtype of floating-point values; default: their own."},
         names,

@@ -230,9 +230,50 @@ TEST_F(CommandTest, SaysWhatDiffersBesideNumbers) {
   EXPECT_EQ(Run({"diff", folder_ + "/d", folder_ + "/e"}), 1);
   EXPECT_THAT(out_, HasSubstr("rank 0's client_state: 3 bytes there, 4 other "
                               "bytes here\n"));
-  EXPECT_EQ(Run({"diff", folder_ + "/a", folder_ + "/d"}), 1);
+  EXPECT_EQ(Run({"diff", folder_ + "/a", folder_ + "/d", "--all"}), 1);
   EXPECT_THAT(out_, AllOf(HasSubstr("rank 0's rank: only in "),
                           HasSubstr("rank 1's rank: only in ")));
+}
+
+TEST_F(CommandTest, WhatDiffersInTheSameWayHasOneLine) {
+  Save(1, "c");
+  Change("c", [](proto::CheckpointManifest* manifest) {
+    for (auto& storage : *manifest->mutable_storages()) {
+      for (auto& tensor : *storage.mutable_tensors()) tensor.set_steps(9);
+    }
+  });
+  const std::vector<std::string> diff = {"diff", folder_ + "/a",
+                                         folder_ + "/c"};
+  EXPECT_EQ(Run(diff), 1);
+  EXPECT_THAT(out_, StartsWith("7 states are equal to the bit, 0 differ; "));
+  EXPECT_THAT(out_, HasSubstr("layer0.weight and 2 more: steps none there, "));
+  EXPECT_THAT(out_, Not(HasSubstr("layer1.weight")));
+  EXPECT_EQ(Run({diff[0], diff[1], diff[2], "--all"}), 1);
+  EXPECT_THAT(out_, HasSubstr("layer1.weight: steps none there, 9 here\n"));
+}
+
+TEST_F(CommandTest, AFolderOfCheckpointsMeansTheNewest) {
+  EXPECT_EQ(Run({"show", folder_}), 0) << err_;
+  EXPECT_THAT(out_, StartsWith("step 2, "));
+  EXPECT_EQ(err_, folder_ + " stands for its newest readable checkpoint, " +
+                      folder_ + "/b\n");
+  EXPECT_EQ(Run({"verify", folder_, "--quiet"}), 0) << err_;
+  EXPECT_EQ(err_, "");
+  EXPECT_EQ(Run({"diff", folder_, folder_ + "/b"}), 0) << out_;
+  EXPECT_EQ(Run({"export", folder_, folder_ + "/st"}), 0) << err_;
+  std::ofstream(folder_ + "/b/manifest") << "x";
+  EXPECT_EQ(Run({"show", folder_}), 0);
+  EXPECT_THAT(err_, EndsWith("/a\n"));
+  EXPECT_EQ(Run({"show", folder_ + "/b"}), 1);
+}
+
+TEST_F(CommandTest, ListsThreeLevels) {
+  fs::create_directories(folder_ + "/runs/7/x");
+  Save(3, "runs/7/c");
+  Save(4, "runs/7/x/d");
+  EXPECT_EQ(Run({"ls", folder_}), 0);
+  EXPECT_THAT(
+      out_, AllOf(HasSubstr("runs/7/c: step 3"), Not(HasSubstr("runs/7/x/d"))));
 }
 
 TEST_F(CommandTest, WhatAFileSaysIsNoCommandOfATerminal) {

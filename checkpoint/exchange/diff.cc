@@ -72,7 +72,7 @@ std::string DtypeOf(const CheckpointReader& reader, const WantedElements& of) {
 }
 
 template <class T>
-double As(const char* at) {
+double RealAt(const char* at) {
   T number;
   std::memcpy(&number, at, sizeof(number));
   return static_cast<double>(number);
@@ -81,14 +81,14 @@ double As(const char* at) {
 // Returns a function that reads a number of that dtype; it returns NaN for
 // dtypes whose differences have no size in the report.
 double (*NumberOf(const std::string& dtype))(const char*) {
-  if (dtype == "F32") return As<float>;
-  if (dtype == "F64") return As<double>;
-  if (dtype == "I64") return As<int64_t>;
-  if (dtype == "I32") return As<int32_t>;
+  if (dtype == "F32") return RealAt<float>;
+  if (dtype == "F64") return RealAt<double>;
+  if (dtype == "I64") return RealAt<int64_t>;
+  if (dtype == "I32") return RealAt<int32_t>;
   if (dtype == "BF16") {
     return [](const char* at) {
       char wide[4] = {0, 0, at[0], at[1]};
-      return As<float>(wide);
+      return RealAt<float>(wide);
     };
   }
   return [](const char*) { return std::nan(""); };
@@ -120,11 +120,11 @@ struct Found {
   }
 };
 
-class Diff {
+class Difference {
  public:
-  Diff(CheckpointReader* a, CheckpointReader* b,
-       const RewriteProgress& progress, std::ostream* out)
-      : a_(*a), b_(*b), progress_(progress), out_(*out) {}
+  Difference(CheckpointReader* a, CheckpointReader* b,
+             const DiffOptions& options, std::ostream* out)
+      : a_(*a), b_(*b), options_(options), out_(*out) {}
 
   absl::StatusOr<int> Run() {
     CompareRuns();
@@ -137,13 +137,29 @@ class Diff {
          << " differ";
     if (others > 0) out_ << "; " << others << " other differences";
     out_ << "\n";
+    WriteLines();
     return differ_;
   }
 
  private:
   void Say(absl::string_view what, absl::string_view how) {
     ++differ_;
-    out_ << Printable(what) << ": " << Printable(how) << "\n";
+    if (++times_[std::string(how)] == 1 || !options_.together) {
+      lines_.push_back({std::string(what), std::string(how)});
+    }
+  }
+  void WriteLines() {
+    const size_t most = std::min(lines_.size(), options_.most_lines);
+    for (size_t i = 0; i < most; ++i) {
+      const auto& [what, how] = lines_[i];
+      const int others = options_.together ? times_[how] - 1 : 0;
+      out_ << Printable(what);
+      if (others > 0) out_ << " and " << others << " more";
+      out_ << ": " << Printable(how) << "\n";
+    }
+    if (most < lines_.size()) {
+      out_ << "... and " << lines_.size() - most << " lines more\n";
+    }
   }
   // Calls `both` with what is in both maps.
   template <class Map, class Both>
@@ -242,7 +258,7 @@ class Diff {
           found[range].Compare(bytes[0], bytes[1],
                                DtypeOf(a_, ranges_a[range]));
           done += static_cast<int64_t>(bytes[0].size());
-          if (progress_) progress_(done, total);
+          if (options_.progress) options_.progress(done, total);
           return absl::OkStatus();
         }));
     for (const Found& one : found) {
@@ -254,8 +270,10 @@ class Diff {
 
   CheckpointReader& a_;
   CheckpointReader& b_;
-  const RewriteProgress& progress_;
+  const DiffOptions& options_;
   std::ostream& out_;
+  std::vector<std::pair<std::string, std::string>> lines_;
+  std::map<std::string, int> times_;  // by how they differ
   int differ_ = 0;
 };
 
@@ -263,13 +281,13 @@ class Diff {
 
 absl::StatusOr<int> DiffCheckpoints(const std::string& dir_a,
                                     const std::string& dir_b,
-                                    const RewriteProgress& progress,
+                                    const DiffOptions& options,
                                     std::ostream* out, FileSystem* files) {
   TESSERA_ASSIGN_OR_RETURN(CheckpointReader a,
                            CheckpointReader::OpenToStay(dir_a, files));
   TESSERA_ASSIGN_OR_RETURN(CheckpointReader b,
                            CheckpointReader::OpenToStay(dir_b, files));
-  return Diff(&a, &b, progress, out).Run();
+  return Difference(&a, &b, options, out).Run();
 }
 
 }  // namespace tessera

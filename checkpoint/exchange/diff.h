@@ -3,6 +3,8 @@
 #ifndef CHECKPOINT_EXCHANGE_DIFF_H_
 #define CHECKPOINT_EXCHANGE_DIFF_H_
 
+#include <cstddef>
+#include <limits>
 #include <ostream>
 #include <string>
 
@@ -12,12 +14,20 @@
 
 namespace tessera {
 
-// Writes a line to `out` for each difference and returns their number. How a
-// run was sharded, its configuration and libtorch's version are not compared.
-// All that both have is read and verified. LOCAL.
+struct DiffOptions {
+  RewriteProgress progress;
+  // What differs in the same way has one line: "a.weight and 62 more: ...".
+  bool together = true;
+  size_t most_lines = std::numeric_limits<size_t>::max();
+};
+
+// Writes to `out` how many states are equal, then a line for each difference,
+// and returns their number. How a run was sharded, its configuration and
+// libtorch's version are not compared. All that both have is read and verified.
+// LOCAL.
 absl::StatusOr<int> DiffCheckpoints(const std::string& dir_a,
                                     const std::string& dir_b,
-                                    const RewriteProgress& progress,
+                                    const DiffOptions& options,
                                     std::ostream* out, FileSystem* files);
 
 }  // namespace tessera

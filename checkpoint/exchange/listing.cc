@@ -19,6 +19,8 @@
 namespace tessera {
 namespace {
 
+constexpr int kListedLevels = 3;
+
 int64_t BytesOf(const proto::CheckpointManifest& manifest) {
   int64_t bytes = 0;
   for (const auto& file : manifest.files()) bytes += file.bytes();
@@ -147,7 +149,46 @@ absl::StatusOr<SavedFiles> SavedFilesIn(const Folder& folder,
   return saved;
 }
 
+// Adds the folders below `dir`, those of `depth` levels, in order.
+void AddFolders(const std::string& dir, int depth,
+                std::vector<std::string>* folders) {
+  std::vector<std::string> here;
+  std::error_code error;
+  std::filesystem::directory_iterator entries(dir, error);
+  while (!error && entries != std::filesystem::directory_iterator()) {
+    if (entries->is_directory(error)) here.push_back(entries->path());
+    entries.increment(error);
+  }
+  std::sort(here.begin(), here.end());
+  for (const std::string& folder : here) {
+    folders->push_back(folder);
+    if (depth > 1) AddFolders(folder, depth - 1, folders);
+  }
+}
+
+absl::StatusOr<proto::CheckpointManifest> ManifestIn(const std::string& path) {
+  TESSERA_ASSIGN_OR_RETURN(const Folder folder,
+                           Folder::Open(path, FileSystem::Real()));
+  return ReadManifest(folder);
+}
+
 }  // namespace
+
+std::string CheckpointAt(const std::string& path) {
+  if (!absl::IsNotFound(ManifestIn(path).status())) return path;
+  std::vector<std::string> folders;
+  AddFolders(path, 1, &folders);
+  std::string newest = path;
+  int64_t step = -1;
+  for (const std::string& folder : folders) {
+    const absl::StatusOr<proto::CheckpointManifest> manifest =
+        ManifestIn(folder);
+    if (!manifest.ok() || manifest->step() <= step) continue;
+    step = manifest->step();
+    newest = folder;
+  }
+  return newest;
+}
 
 std::string SummaryLine(const proto::CheckpointManifest& manifest) {
   const auto& training = manifest.training();
@@ -192,13 +233,7 @@ std::string SummaryMembers(const std::string& dir,
 absl::Status ListCheckpoints(const std::string& dir, bool json,
                              std::ostream* out) {
   std::vector<std::string> folders = {dir}, lines;
-  std::error_code error;
-  std::filesystem::directory_iterator entries(dir, error);
-  while (!error && entries != std::filesystem::directory_iterator()) {
-    if (entries->is_directory(error)) folders.push_back(entries->path());
-    entries.increment(error);
-  }
-  std::sort(folders.begin() + 1, folders.end());
+  AddFolders(dir, kListedLevels, &folders);
   int damaged = 0;
   for (const std::string& folder : folders) {
     const absl::StatusOr<CheckpointReader> reader = Open(folder);

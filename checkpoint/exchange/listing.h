@@ -20,8 +20,14 @@ std::string SummaryLine(const proto::CheckpointManifest& manifest);
 std::string SummaryMembers(const std::string& dir,
                            const proto::CheckpointManifest& manifest);
 
-// Lists the checkpoints in `dir` and in its folders. LOCAL. Returns NotFound if
-// there is none, DataLoss, after listing all, if one cannot be read.
+// Returns which checkpoint a path means: the one of the highest step in it
+// where it is a folder of checkpoints, as CheckpointManager's, and else the
+// path. LOCAL.
+std::string CheckpointAt(const std::string& path);
+
+// Lists the checkpoints in `dir` and below it, to the third level. LOCAL.
+// Returns NotFound if there is none, DataLoss, after listing all, if one cannot
+// be read.
 absl::Status ListCheckpoints(const std::string& dir, bool json,
                              std::ostream* out);
 
