@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-constexpr char kWhere[] = "CheckpointManager";
+constexpr char kManager[] = "CheckpointManager";
 
 }  // namespace
 
@@ -48,7 +48,7 @@ absl::Status CheckpointManager::WriteBestOf(const std::string& name) {
   const absl::Status written =
       folder_->leads ? WriteBest(options_.dir, name, FileSystem::Real())
                      : absl::OkStatus();
-  return comm_->AgreeOk(written, kWhere);
+  return comm_->AgreeOk(written, kManager);
 }
 
 std::optional<int64_t> CheckpointManager::best_step() const {

@@ -140,7 +140,7 @@ struct Gradients {
 };
 
 // One call, without history; all of the product's dtype.
-struct Call {
+struct Operands {
   Tensor hidden;   // [N, D]
   Tensor weight;   // [V, D]
   Tensor bias;     // [V], or undefined
@@ -149,8 +149,8 @@ struct Call {
   double smoothing = 0;
 
   // Returns the part of tokens [begin, begin + length).
-  Call Tokens(int64_t begin, int64_t length) const {
-    Call part = *this;
+  Operands Tokens(int64_t begin, int64_t length) const {
+    Operands part = *this;
     part.hidden = hidden.narrow(0, begin, length);
     part.targets = targets.narrow(0, begin, length);
     return part;
@@ -159,7 +159,7 @@ struct Call {
 
 // Returns the losses [n] of the tokens with these `logits` [n, V], which become
 // their gradient, if that is wanted, or anything.
-Tensor TakeLosses(const Call& call, bool gradient, Tensor& logits) {
+Tensor TakeLosses(const Operands& call, bool gradient, Tensor& logits) {
   const double smooth = call.smoothing;
   const auto words = static_cast<double>(logits.size(1));
   const Tensor counts = call.targets.ne(call.ignore_index);
@@ -197,7 +197,7 @@ void AddProduct(const Tensor& a, const Tensor& b, Tensor& sum) {
 
 // Adds what tokens from `begin` on bring to the gradients; `logits` is the
 // gradient of their logits.
-void AddGradients(const Call& tokens, const Tensor& logits, int64_t begin,
+void AddGradients(const Operands& tokens, const Tensor& logits, int64_t begin,
                   Gradients& sums) {
   const Tensor narrow = logits.to(tokens.hidden.scalar_type());
   if (sums.hidden.defined()) {
@@ -209,13 +209,14 @@ void AddGradients(const Call& tokens, const Tensor& logits, int64_t begin,
 }
 
 // Returns the losses [N], and fills the gradients that are defined.
-Tensor ComputeInChunks(const Call& call, int64_t chunk, Gradients& gradients) {
+Tensor ComputeInChunks(const Operands& call, int64_t chunk,
+                       Gradients& gradients) {
   const at::ScalarType wide = WideDtype(call.weight);
   const int64_t count = call.targets.size(0);
   const Tensor losses = at::empty({count}, call.hidden.options().dtype(wide));
   for (int64_t begin = 0; begin < count; begin += chunk) {
     const int64_t length = std::min(chunk, count - begin);
-    const Call tokens = call.Tokens(begin, length);
+    const Operands tokens = call.Tokens(begin, length);
     Tensor logits =
         at::linear(tokens.hidden, tokens.weight, tokens.bias).to(wide);
     losses.narrow(0, begin, length)
@@ -308,9 +309,9 @@ Tensor LinearCrossEntropy(const Tensor& hidden, const Tensor& weight,
     PinSet pins;
     Pin(matrix, &pins);
     Pin(bias, &pins);
-    const Call call = {rows.detach(),        matrix.detach(),
-                       Detached(bias),       targets.reshape({-1}),
-                       options.ignore_index, options.label_smoothing};
+    const Operands call = {rows.detach(),        matrix.detach(),
+                           Detached(bias),       targets.reshape({-1}),
+                           options.ignore_index, options.label_smoothing};
     outcome.gradients = Wanted(rows, matrix, bias);
     const int64_t chunk = options.chunk > 0
                               ? options.chunk

@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 // Elements of which copies are made at a time.
-constexpr int64_t kPiece = 1 << 20;
+constexpr int64_t kAtOnce = 1 << 20;
 
 // The bits of float32 masters, with one NaN. On the device of `like`.
 at::Tensor BitsOf(const at::Tensor& masters, const at::Tensor& like) {
@@ -25,8 +25,8 @@ void SetUpperBits(const at::Tensor& bits, const at::Tensor& working) {
 
 template <typename Visit>
 void VisitPieces(int64_t numel, const Visit& visit) {
-  for (int64_t begin = 0; begin < numel; begin += kPiece) {
-    const int64_t n = std::min(kPiece, numel - begin);
+  for (int64_t begin = 0; begin < numel; begin += kAtOnce) {
+    const int64_t n = std::min(kAtOnce, numel - begin);
     visit([begin, n](const at::Tensor& t) { return t.narrow(0, begin, n); });
   }
 }

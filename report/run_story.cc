@@ -20,14 +20,14 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kMostNamedResumes = 4;
-constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+constexpr size_t kMostToldResumes = 4;
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
 // A process that trained into the folder, as rank 0 described it.
 struct Start {
-  double time = kNone;
+  double time = kUnknown;
   int ranks = 0;
-  double end = kNone;
+  double end = kUnknown;
   std::string how;
 };
 
@@ -35,22 +35,8 @@ const JsonValue* Find(const RunFiles& run, absl::string_view key) {
   return run.run.has_value() ? run.run->Find(key) : nullptr;
 }
 
-double NumberOf(const JsonValue& object, absl::string_view key) {
-  const JsonValue* const value =
-      object.kind == JsonKind::kObject ? object.Find(key) : nullptr;
-  return value != nullptr && value->kind == JsonKind::kNumber ? value->number
-                                                              : kNone;
-}
-
-std::string TextOf(const JsonValue& object, absl::string_view key) {
-  const JsonValue* const value =
-      object.kind == JsonKind::kObject ? object.Find(key) : nullptr;
-  return value != nullptr && value->kind == JsonKind::kString ? value->text
-                                                              : "";
-}
-
 int RanksOf(const JsonValue& object) {
-  const double ranks = NumberOf(object, "world_size");
+  const double ranks = object.NumberAt("world_size", kUnknown);
   return ranks >= 1 && ranks < 1e9 ? static_cast<int>(ranks) : 0;
 }
 
@@ -59,12 +45,13 @@ std::vector<Start> StartsOf(const RunFiles& run) {
   if (!run.run.has_value()) return starts;
   const JsonValue* const list = run.run->Find("starts");
   if (list == nullptr || list->kind != JsonKind::kArray) {
-    starts.push_back({NumberOf(*run.run, "start_time"), RanksOf(*run.run)});
+    starts.push_back(
+        {run.run->NumberAt("start_time", kUnknown), RanksOf(*run.run)});
     return starts;
   }
   for (const JsonValue& each : list->elements) {
-    starts.push_back({NumberOf(each, "time"), RanksOf(each),
-                      NumberOf(each, "end_time"), TextOf(each, "end")});
+    starts.push_back({each.NumberAt("time", kUnknown), RanksOf(each),
+                      each.NumberAt("end_time", kUnknown), each.TextAt("end")});
   }
   return starts;
 }
@@ -110,7 +97,7 @@ double SecondsOf(const RunFiles& run, const std::vector<Part>& parts) {
     seconds += std::max(
         0.0, (std::isnan(part.start.end) ? last : part.start.end) - begin);
   }
-  return parts.empty() ? kNone : seconds;
+  return parts.empty() ? kUnknown : seconds;
 }
 
 std::string StateOf(const RunFiles& run, const std::vector<Start>& starts) {
@@ -164,17 +151,17 @@ std::vector<std::string> Machine(const RunFiles& run) {
         absl::StrCat(Ranks(ranks), hosts.empty() ? "" : " on ", hosts));
   }
   for (const char* const key : {"device", "backend"}) {
-    if (std::string text = TextOf(*run.run, key); !text.empty()) {
+    if (std::string text = run.run->TextAt(key); !text.empty()) {
       words.push_back(std::move(text));
     }
   }
-  const double stage = NumberOf(*run.run, "stage");
+  const double stage = run.run->NumberAt("stage", kUnknown);
   if (!std::isnan(stage)) words.push_back(absl::StrFormat("stage %g", stage));
-  const double parameters = NumberOf(*run.run, "parameters");
+  const double parameters = run.run->NumberAt("parameters", kUnknown);
   if (!std::isnan(parameters)) {
     words.push_back(absl::StrCat(StepText(parameters), " parameters"));
   }
-  if (const std::string version = TextOf(*run.run, "version");
+  if (const std::string version = run.run->TextAt("version");
       !version.empty()) {
     words.push_back(absl::StrCat("Tessera ", version));
   }
@@ -201,7 +188,7 @@ std::string HowItWent(const RunFiles& run, const RunStory& story) {
   if (story.first_ranks > 0) {
     absl::StrAppend(&text, "; begun on ", Ranks(story.first_ranks));
   }
-  if (story.resumes.size() > kMostNamedResumes) {
+  if (story.resumes.size() > kMostToldResumes) {
     absl::StrAppend(&text, "; resumed ", story.resumes.size(), " times; last ",
                     story.resumes.back().Title());
     return text;
@@ -258,8 +245,7 @@ RunStory StoryOf(const RunFiles& run) {
 }
 
 std::string HeadlineHtml(const RunFiles& run, const RunStory& story) {
-  const std::string model =
-      run.run.has_value() ? TextOf(*run.run, "model") : "";
+  const std::string model = run.run.has_value() ? run.run->TextAt("model") : "";
   std::string html = absl::StrCat(
       "<h1>", EscapeHtml(model.empty() ? run.folder : model), "</h1>\n");
   const std::string state =
@@ -284,7 +270,7 @@ std::string HeadlineHtml(const RunFiles& run, const RunStory& story) {
                     EscapeHtml(absl::StrJoin(words, " \xC2\xB7 ")), "</p>\n");
   }
   const std::string command =
-      run.run.has_value() ? TextOf(*run.run, "command") : "";
+      run.run.has_value() ? run.run->TextAt("command") : "";
   if (!command.empty()) {
     absl::StrAppend(&html, "<p class=\"facts soft\"><code>",
                     EscapeHtml(command), "</code></p>\n");

@@ -10,44 +10,32 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kMaxBytes = int64_t{1} << 30;
-
-double NumberOf(const JsonValue& object, absl::string_view key) {
-  const JsonValue* const value = object.Find(key);
-  return value != nullptr && value->kind == JsonKind::kNumber ? value->number
-                                                              : 0;
-}
-
-std::string TextOf(const JsonValue& object, absl::string_view key) {
-  const JsonValue* const value = object.Find(key);
-  return value != nullptr && value->kind == JsonKind::kString ? value->text
-                                                              : "";
-}
+constexpr int64_t kMaxTraceBytes = int64_t{1} << 30;
 
 SpanRecord EventOf(const JsonValue& json) {
   SpanRecord event;
-  event.track = TextOf(json, "cat");
-  event.name = TextOf(json, "name");
-  event.begin = NumberOf(json, "ts");
-  event.end = event.begin + NumberOf(json, "dur");
+  event.track = json.TextAt("cat");
+  event.name = json.TextAt("name");
+  event.begin = json.NumberAt("ts", 0);
+  event.end = event.begin + json.NumberAt("dur", 0);
   const JsonValue* const args = json.Find("args");
   if (args == nullptr || args->kind != JsonKind::kObject) return event;
-  event.unit = TextOf(*args, "unit");
+  event.unit = args->TextAt("unit");
   if (args->Find("bytes") != nullptr) {
-    event.bytes = static_cast<int64_t>(NumberOf(*args, "bytes"));
+    event.bytes = static_cast<int64_t>(args->NumberAt("bytes", 0));
   }
-  event.wait = TextOf(*args, "wait");
-  event.op = TextOf(*args, "op");
-  event.group = TextOf(*args, "group");
-  event.sequence = static_cast<int64_t>(NumberOf(*args, "sequence"));
-  event.queued = NumberOf(*args, "queued_us");
+  event.wait = args->TextAt("wait");
+  event.op = args->TextAt("op");
+  event.group = args->TextAt("group");
+  event.sequence = static_cast<int64_t>(args->NumberAt("sequence", 0));
+  event.queued = args->NumberAt("queued_us", 0);
   const JsonValue* const ahead = args->Find("ahead");
   event.ahead = ahead != nullptr && ahead->boolean;
-  event.step = static_cast<int64_t>(NumberOf(*args, "step"));
+  event.step = static_cast<int64_t>(args->NumberAt("step", 0));
   // Older traces number steps in this way.
   event.update = args->Find("update") == nullptr
                      ? event.step
-                     : static_cast<int64_t>(NumberOf(*args, "update"));
+                     : static_cast<int64_t>(args->NumberAt("update", 0));
   return event;
 }
 
@@ -65,9 +53,9 @@ absl::StatusOr<const JsonValue*> EventsOf(const JsonValue& json,
 
 absl::StatusOr<JsonValue> ReadLargeJson(const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text,
-                           ReadRegularFile(path, kMaxBytes));
+                           ReadRegularFile(path, kMaxTraceBytes));
   JsonLimits limits;
-  limits.max_bytes = kMaxBytes;
+  limits.max_bytes = kMaxTraceBytes;
   limits.max_values = int64_t{1} << 28;
   return ReadJson(text, path, limits);
 }
@@ -85,12 +73,12 @@ absl::StatusOr<TraceFile> ReadTraceFile(const std::string& path) {
   }
   TraceFile file;
   file.path = path;
-  file.rank = static_cast<int>(NumberOf(*other, "rank"));
-  file.world_size = static_cast<int>(NumberOf(*other, "world_size"));
-  file.host = TextOf(*other, "host");
-  file.left_out = static_cast<int64_t>(NumberOf(*other, "spans_left_out"));
+  file.rank = static_cast<int>(other->NumberAt("rank", 0));
+  file.world_size = static_cast<int>(other->NumberAt("world_size", 0));
+  file.host = other->TextAt("host");
+  file.left_out = static_cast<int64_t>(other->NumberAt("spans_left_out", 0));
   for (const JsonValue& event : events->elements) {
-    if (event.kind != JsonKind::kObject || TextOf(event, "ph") != "X") continue;
+    if (event.kind != JsonKind::kObject || event.TextAt("ph") != "X") continue;
     file.events.push_back(EventOf(event));
   }
   std::stable_sort(file.events.begin(), file.events.end(),

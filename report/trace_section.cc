@@ -115,7 +115,7 @@ void AddWaitTable(const TraceSummary& summary, std::string* html) {
   AddLeftOut(kMostWaits, summary.waits.size(), "waits", html);
 }
 
-void AddRankTable(const TraceSummary& summary, std::string* html) {
+void AddRanks(const TraceSummary& summary, std::string* html) {
   if (summary.rank_summaries.size() < 2) return;
   absl::StrAppend(html,
                   "<h3>Ranks, means of a step in ms</h3>\n<div "
@@ -139,7 +139,7 @@ std::string TraceSection(const TraceSummary& summary) {
   std::string html = "<section id=\"trace\"><h2>Trace</h2>\n";
   AddBars(summary, &html);
   AddWaitTable(summary, &html);
-  AddRankTable(summary, &html);
+  AddRanks(summary, &html);
   for (const std::string& note : summary.notes) {
     absl::StrAppend(&html, "<p class=\"note\">", EscapeHtml(note), "</p>\n");
   }

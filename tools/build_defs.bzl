@@ -7,6 +7,7 @@ without, such as -mavx2 in copts.
 
 load("//third_party/cuda:defs.bzl", "HAS_CUDA")
 load("//tools:cuda.bzl", "cuda_objects")
+load("//tools:joined.bzl", "joined_sources")
 load("//tools:pch.bzl", "pch_copts")
 load("//tools:proto.bzl", "proto_sources")
 
@@ -50,11 +51,11 @@ TEST_COPTS = [
 
 # What tests of ranks use, and those of them that train.
 _RANK_TEST_DEPS = [
-    "//base:status",
+    "//base",
     "//base:status_matchers",
     "//comm/world",
     "//tests/support:rank_pool",
-    "//tests/support:temp_folder",
+    "//tests/support:test_util",
     "//third_party/absl:status",
     "//third_party/absl:statusor",
     "//third_party/absl:str_format",
@@ -68,9 +69,8 @@ _RANK_TEST_DEPS = [
 _ENGINE_TEST_DEPS = [
     "//engine",
     "//tests/models",
-    "//tests/support:trainee",
+    "//tests/support",
     "//tests/support:training",
-    "//tests/support:training_spec",
 ]
 
 # A test with both of these in its deps gets the rank tests' header, which is made
@@ -92,7 +92,14 @@ def _cc(rule, torch_pch, optimized, copts, deps, kwargs, absl_pch = True):
         pch, more = _TORCH_PCH if torch_pch else _ABSL_PCH, []
         if not torch_pch and (copts or not absl_pch):
             pch = None  # copts may be such that it does not fit
+    srcs = kwargs.pop("srcs", [])
     rule(
+        srcs = srcs if not kwargs.pop("joined", True) else joined_sources(
+            kwargs["name"],
+            srcs,
+            testonly = rule == native.cc_test or kwargs.get("testonly", False),
+            own_namespaces = rule == native.cc_test,
+        ),
         copts = _WARNINGS + more + (pch_copts(pch) if pch else []) + copts,
         deps = deps + ([pch] if pch else []),
         **kwargs
@@ -107,7 +114,8 @@ def tessera_cc_library(
         **kwargs):
     """cc_library with our warnings. All its other attributes may be given.
 
-    absl_pch = False: its files may not have read absl.
+    absl_pch = False: its files may not have read absl. joined = False: each is
+    compiled by itself (tools/joined.bzl).
     """
     kwargs["name"] = name
     _cc(native.cc_library, torch_pch, True, copts, deps, kwargs, absl_pch)
@@ -210,10 +218,8 @@ def tessera_rank_test(
     """
     tags = kwargs.pop("tags", []) + ["cpu:%d" % cpus]
     kwargs.setdefault("size", "medium")
-    deps = deps + _RANK_TEST_DEPS
-    if engine:
-        deps = deps + _ENGINE_TEST_DEPS
-    deps = deps + ([
+    usual = _RANK_TEST_DEPS + (_ENGINE_TEST_DEPS if engine else [])
+    deps = deps + [dep for dep in usual if dep not in deps] + ([
         "//third_party/gtest:run_and_exit",
     ] if own_main else [
         "//tests/support:rank_main",

@@ -2,8 +2,8 @@
 """Does any room cost a check more than tools/room_costs.txt allows?
 
 Counts what BUILD files declare, no seconds: test programs, each of which is linked
-and loads libtorch; runs of them that start ranks; files that read libtorch's header,
-tests or not. Slow tests are not counted. A room that is not in the table has nothing
+and loads libtorch; runs of them that start ranks; compilations that read libtorch's
+header, of tests or not (tools/joined.bzl). Slow tests are not counted. A room that is not in the table has nothing
 of these. `tools/room_costs_test.py --print` prints the table as it would be for the
 tree as it is.
 """
@@ -17,13 +17,13 @@ import unittest
 
 TESTS = ("cc_test", "tessera_cc_test", "tessera_rank_test")
 COMPILED = TESTS + ("tessera_cc_library", "tessera_cc_binary")
-# Files may be added to a room's programs: so many, at most, before the table is
-# asked.
-STEP = 5
+# Files may be added to a room's targets, which are compiled as so many as here.
+JOINED = 10  # _MOST_FILES of tools/joined.bzl
+STEP = 2
 
-Costs = collections.namedtuple("Costs", "programs rank_runs torch_files")
+Costs = collections.namedtuple("Costs", "programs rank_runs torch_units")
 NAMES = Costs("test programs", "runs that start ranks",
-              "files with libtorch's header")
+              "compilations with libtorch's header")
 
 
 def read_table(path):
@@ -67,7 +67,7 @@ def count_of(call):
     return Costs(
         1 if rule in TESTS else 0,
         1 + len(getattr(given.get("backends"), "elts", ())) if ranks else 0,
-        files if ranks or "torch_pch" in given else 0)
+        -(-files // JOINED) if ranks or "torch_pch" in given else 0)
 
 
 def count_tree(root):
@@ -103,7 +103,7 @@ def lines(rooms):
     for room, costs in sorted(rooms.items()):
         yield "%-28s %3d %3d %3d" % (
             room, costs.programs, costs.rank_runs,
-            -(-costs.torch_files // STEP) * STEP)
+            -(-costs.torch_units // STEP) * STEP)
 
 
 class OnMadeUpTree(unittest.TestCase):
@@ -119,7 +119,7 @@ class OnMadeUpTree(unittest.TestCase):
 
     def test_a_test_of_ranks(self):
         self.assertEqual(
-            Costs(1, 3, 2), self.count(
+            Costs(1, 3, 1), self.count(
                 'tessera_rank_test(name = "a", srcs = ["a.cc", "a.h", "b.cc"],\n'
                 '    backends = ["gloo", "hierarchical"], slow = {"args": []})'))
 
@@ -133,6 +133,12 @@ class OnMadeUpTree(unittest.TestCase):
             Costs(2, 0, 2), self.count(
                 '[tessera_cc_test(name = n, srcs = [n + ".cc"], torch_pch = True)\n'
                 ' for n in ["a", "b"]]'))
+
+    def test_more_files_than_are_joined(self):
+        files = ", ".join('"%d.cc"' % i for i in range(11))
+        self.assertEqual(
+            Costs(0, 0, 2), self.count(
+                'tessera_cc_library(name = "a", srcs = [%s], torch_pch = True)' % files))
 
     def test_libraries(self):
         self.assertEqual(

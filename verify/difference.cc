@@ -22,7 +22,7 @@ std::string Describe(const at::Tensor& t) {
 }
 
 // Returns real numbers in order of indices.
-at::Tensor Reals(const at::Tensor& t) {
+at::Tensor InReals(const at::Tensor& t) {
   const at::Tensor plain = t.detach().cpu().resolve_conj().contiguous();
   return plain.is_complex() ? at::view_as_real(plain) : plain;
 }
@@ -70,7 +70,7 @@ std::string DifferenceOf(const at::Tensor& expected, const at::Tensor& got) {
     return absl::StrCat("it is ", Describe(got), ", plain training has ",
                         Describe(expected));
   }
-  const at::Tensor a = Reals(expected), b = Reals(got);
+  const at::Tensor a = InReals(expected), b = InReals(got);
   const at::Tensor both_nan =
       a.reshape({-1}).isnan().logical_and(b.reshape({-1}).isnan());
   return FirstOf(Bits(a).ne(Bits(b)).logical_and(both_nan.logical_not()), a, b,
@@ -81,8 +81,9 @@ std::string DifferenceBeyond(const at::Tensor& expected, const at::Tensor& got,
                              const at::Tensor& rounding, int64_t additions) {
   torch::NoGradGuard no_grad;
   if (Describe(expected) != Describe(got)) return DifferenceOf(expected, got);
-  const at::Tensor a = Reals(expected), b = Reals(got);
-  const at::Tensor bound = Reals(rounding).mul(static_cast<double>(additions));
+  const at::Tensor a = InReals(expected), b = InReals(got);
+  const at::Tensor bound =
+      InReals(rounding).mul(static_cast<double>(additions));
   const at::Tensor off = a.to(at::kDouble).sub(b.to(at::kDouble)).abs();
   // The test is "not within", so that it finds NaN.
   return FirstOf(off.le(bound).logical_not().reshape({-1}), a, b,

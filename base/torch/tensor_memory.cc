@@ -36,7 +36,7 @@ bool Free(void* data) {
   return true;
 }
 
-void Delete(void* data) { TESSERA_CHECK(Free(data)); }
+void DeleteMemory(void* data) { TESSERA_CHECK(Free(data)); }
 
 class Front final : public c10::Allocator {
  public:
@@ -55,7 +55,8 @@ class Front final : public c10::Allocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &FreeRaw; }
   bool is_simple_data_ptr(const c10::DataPtr& memory) const override {
-    return memory.get_deleter() != &Delete && base_->is_simple_data_ptr(memory);
+    return memory.get_deleter() != &DeleteMemory &&
+           base_->is_simple_data_ptr(memory);
   }
   void copy_data(void* to, const void* from, size_t n) const override {
     default_copy_data(to, from, n);
@@ -77,11 +78,11 @@ c10::DataPtr DataPtrOf(void* data, std::unique_ptr<TensorMemory> memory) {
   Addresses& addresses = Addresses::Global();
   absl::MutexLock lock(&addresses.mutex);
   TESSERA_CHECK(addresses.at.try_emplace(data, std::move(memory)).second);
-  return c10::DataPtr(data, data, &Delete, at::kCPU);
+  return c10::DataPtr(data, data, &DeleteMemory, at::kCPU);
 }
 
 TensorMemory* TensorMemoryOf(const c10::DataPtr& data) {
-  if (data.get_deleter() != &Delete) return nullptr;
+  if (data.get_deleter() != &DeleteMemory) return nullptr;
   Addresses& addresses = Addresses::Global();
   absl::MutexLock lock(&addresses.mutex);
   const auto found = addresses.at.find(data.get_context());

@@ -9,8 +9,8 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kHeldBytes = 64 << 20;  // of all sources
-constexpr int kThreads = 4;
+constexpr int64_t kBatchBytes = 64 << 20;  // of all sources
+constexpr int kReadThreads = 4;
 
 struct Part {
   size_t range;        // index of the range
@@ -59,7 +59,7 @@ absl::Status ReadOne(const Batch& batch, const RangesOf& of,
     wanted.push_back({range.storage, range.state, part.begin, part.end, to});
     to += part.bytes;
   }
-  return of.reader->Read(wanted, kThreads);
+  return of.reader->Read(wanted, kReadThreads);
 }
 
 }  // namespace
@@ -67,7 +67,7 @@ absl::Status ReadOne(const Batch& batch, const RangesOf& of,
 absl::Status ReadInBatches(const std::vector<RangesOf>& sources,
                            const TakePart& take) {
   std::vector<std::string> bytes(sources.size());
-  const auto share = static_cast<int64_t>(kHeldBytes / sources.size());
+  const auto share = static_cast<int64_t>(kBatchBytes / sources.size());
   for (const Batch& batch : InBatches(sources[0], share)) {
     for (size_t i = 0; i < sources.size(); ++i) {
       TESSERA_RETURN_IF_ERROR(ReadOne(batch, sources[i], &bytes[i]));

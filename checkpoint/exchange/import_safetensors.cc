@@ -26,10 +26,10 @@ struct Source {
   int64_t item_bytes = 0;  // of a number
 };
 
-class Import {
+class Importing {
  public:
-  Import(const SafetensorsFiles& from, const NameMap& names, Saving* saving,
-         const RewriteProgress& progress)
+  Importing(const SafetensorsFiles& from, const NameMap& names, Saving* saving,
+            const RewriteProgress& progress)
       : from_(from), names_(names), saving_(*saving), progress_(progress) {}
 
   absl::Status Run(bool* committed) {
@@ -190,7 +190,7 @@ absl::Status ImportSafetensors(const std::string& from, const std::string& to,
   TESSERA_ASSIGN_OR_RETURN(Saving saving, Saving::Begin(to, files));
   bool committed = false;
   const absl::Status status =
-      Import(*source, names, &saving, progress).Run(&committed);
+      Importing(*source, names, &saving, progress).Run(&committed);
   if (!status.ok() && !committed) saving.Abandon();
   return status;
 }

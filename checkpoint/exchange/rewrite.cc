@@ -18,10 +18,10 @@ namespace {
 constexpr int64_t kCutNumbers = 64;
 constexpr char kClientState[] = "client_state";  // docs/checkpoint_format.md
 
-class Reshard {
+class Resharding {
  public:
-  Reshard(CheckpointReader* reader, Saving* saving, int num_files,
-          const RewriteProgress& progress)
+  Resharding(CheckpointReader* reader, Saving* saving, int num_files,
+             const RewriteProgress& progress)
       : reader_(*reader),
         manifest_(reader->manifest()),
         saving_(*saving),
@@ -159,7 +159,7 @@ absl::Status ReshardCheckpoint(const std::string& dir, const std::string& to,
   }
   bool committed = false;
   const absl::Status status =
-      Reshard(&reader, &saving, num_files, progress).Run(&committed);
+      Resharding(&reader, &saving, num_files, progress).Run(&committed);
   if (!status.ok() && !committed) saving.Abandon();
   return status;
 }

@@ -19,9 +19,9 @@
 namespace tessera {
 namespace {
 
-constexpr char kSuffix[] = ".safetensors";
+constexpr char kFileSuffix[] = ".safetensors";
 constexpr char kTemporary[] = ".tmp";
-constexpr char kIndexName[] = "model.safetensors.index.json";
+constexpr char kIndexFile[] = "model.safetensors.index.json";
 // The most elements that all tensors of a storage may have: several times what
 // it has, or few. Strides of zero could make any number of them.
 constexpr int64_t kMostViews = 16;
@@ -52,7 +52,7 @@ absl::StatusOr<SafetensorsExport> SafetensorsExport::Plan(
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                            result.folder_.Names());
   for (const std::string& name : names) {
-    if (!absl::EndsWith(name, kSuffix) && name != kIndexName) continue;
+    if (!absl::EndsWith(name, kFileSuffix) && name != kIndexFile) continue;
     return absl::AlreadyExistsError(absl::StrCat(
         folder, ": holds ", name, " already; name another folder"));
   }
@@ -174,9 +174,9 @@ absl::Status SafetensorsExport::Arrange() {
     Output output;
     output.name =
         in_file.size() == 1
-            ? absl::StrCat("model", kSuffix)
+            ? absl::StrCat("model", kFileSuffix)
             : absl::StrFormat("model-%05d-of-%05d%s", static_cast<int>(f + 1),
-                              static_cast<int>(in_file.size()), kSuffix);
+                              static_cast<int>(in_file.size()), kFileSuffix);
     std::vector<SafetensorsTensor> told;
     for (const Tensor* tensor : in_file[f]) told.push_back(*tensor);
     TESSERA_ASSIGN_OR_RETURN(
@@ -275,7 +275,7 @@ void SafetensorsExport::Abandon() {
   for (const Output& output : outputs_) {
     (void)folder_.Remove(absl::StrCat(output.name, kTemporary));
   }
-  (void)folder_.Remove(absl::StrCat(kIndexName, kTemporary));
+  (void)folder_.Remove(absl::StrCat(kIndexFile, kTemporary));
   // Files of these names are ours: either none existed, or nothing was planned.
   for (const std::string& name : renamed_) (void)folder_.Remove(name);
 }
@@ -294,12 +294,12 @@ absl::Status SafetensorsExport::Commit() {
   std::vector<std::string> names;
   for (const Output& output : outputs_) names.push_back(output.name);
   if (outputs_.size() > 1) {
-    const std::string temporary = absl::StrCat(kIndexName, kTemporary);
+    const std::string temporary = absl::StrCat(kIndexFile, kTemporary);
     TESSERA_RETURN_IF_ERROR(folder_.Remove(temporary));
     TESSERA_ASSIGN_OR_RETURN(const File file, folder_.CreateFile(temporary));
     TESSERA_RETURN_IF_ERROR(file.WriteAt(0, IndexJson()));
     TESSERA_RETURN_IF_ERROR(file.Sync());
-    names.push_back(kIndexName);
+    names.push_back(kIndexFile);
   }
   for (const std::string& name : names) {
     renamed_.push_back(name);  // also if an error says that it was not renamed

@@ -22,7 +22,7 @@ constexpr absl::Duration kNewsTime = absl::Milliseconds(300);
 // Long enough for a rank that asks for news.
 constexpr absl::Duration kFarewell = absl::Milliseconds(300);
 constexpr absl::Duration kCountEvery = absl::Milliseconds(150);
-constexpr absl::Duration kPoll = absl::Milliseconds(20);
+constexpr absl::Duration kLookAgain = absl::Milliseconds(20);
 
 std::string AliveKey(int rank) { return absl::StrCat("alive/", rank); }
 
@@ -61,7 +61,7 @@ absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store) {
           cause.code(),
           absl::StrCat(cause.message(), "; here: ", status.message()));
     }
-    absl::SleepFor(kPoll);
+    absl::SleepFor(kLookAgain);
   } while (!until.HasPassed());
   return status;
 }
@@ -91,7 +91,7 @@ absl::StatusOr<std::vector<int>> StartWatch::SilentRanks() {
   TESSERA_RETURN_IF_ERROR(NoteCounts());
   while (!silence_.HasPassed()) {
     TESSERA_RETURN_IF_ERROR(Look());
-    absl::SleepFor(kPoll);
+    absl::SleepFor(kLookAgain);
   }
   TESSERA_ASSIGN_OR_RETURN(const std::vector<int64_t> after,
                            CatchTorch(kStoreError, [&] { return Counts(); }));

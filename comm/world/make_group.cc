@@ -52,7 +52,7 @@ class SubgroupStore : public c10d::PrefixStore {
 };
 
 // A group's ranks, about to be connected.
-struct Connecting {
+struct Connection {
   const GroupPlan& plan;
   StorePtr store;  // for this group's keys alone
   // Set where all ranks have found that they cannot share memory.
@@ -61,7 +61,7 @@ struct Connecting {
   std::shared_ptr<GroupCommunicator> host;
 };
 using Connector =
-    absl::StatusOr<std::shared_ptr<Transport>> (*)(Connecting* ranks);
+    absl::StatusOr<std::shared_ptr<Transport>> (*)(Connection* ranks);
 
 absl::StatusOr<std::shared_ptr<GroupCommunicator>> MakeOver(
     std::string backend, const GroupPlan& plan, StorePtr store,
@@ -79,17 +79,17 @@ HierarchicalOptions GlooOptionsOf(const GroupPlan& plan) {
   return options;
 }
 
-absl::StatusOr<std::shared_ptr<Transport>> ConnectByMemory(Connecting* ranks) {
+absl::StatusOr<std::shared_ptr<Transport>> ConnectByMemory(Connection* ranks) {
   auto made = ConnectShmTransport(ranks->store, ranks->plan.options);
   ranks->cannot_share = absl::IsUnavailable(made.status());
   return made;
 }
 
-absl::StatusOr<std::shared_ptr<Transport>> ConnectByGloo(Connecting* ranks) {
+absl::StatusOr<std::shared_ptr<Transport>> ConnectByGloo(Connection* ranks) {
   return ConnectGlooTransport(ranks->store, GlooOptionsOf(ranks->plan));
 }
 
-absl::StatusOr<std::shared_ptr<Transport>> ConnectByHosts(Connecting* ranks) {
+absl::StatusOr<std::shared_ptr<Transport>> ConnectByHosts(Connection* ranks) {
   const HierarchicalOptions options = GlooOptionsOf(ranks->plan);
   auto memory = ConnectHosts(ranks->store, options);
   ranks->cannot_share = absl::IsUnavailable(memory.status());
@@ -99,7 +99,7 @@ absl::StatusOr<std::shared_ptr<Transport>> ConnectByHosts(Connecting* ranks) {
 }
 
 // `backend`: "shm", or "auto" for what fits ranks without GPUs.
-absl::Status ConnectHost(Connecting* ranks, const std::string& backend) {
+absl::Status ConnectHost(Connection* ranks, const std::string& backend) {
   GroupPlan host = ranks->plan;
   host.backend = backend;
   TESSERA_ASSIGN_OR_RETURN(
@@ -113,7 +113,7 @@ absl::Status ConnectHost(Connecting* ranks, const std::string& backend) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<Transport>> ConnectByNccl(Connecting* ranks) {
+absl::StatusOr<std::shared_ptr<Transport>> ConnectByNccl(Connection* ranks) {
   TESSERA_RETURN_IF_ERROR(ConnectHost(ranks, "auto"));
   const GroupPlan& plan = ranks->plan;
   NcclOptions options;
@@ -132,7 +132,7 @@ absl::StatusOr<std::shared_ptr<Transport>> ConnectByNccl(Connecting* ranks) {
   return ConnectNcclTransport(ranks->store, options, ranks->host->transport());
 }
 
-absl::StatusOr<std::shared_ptr<Transport>> ConnectByCudaIpc(Connecting* ranks) {
+absl::StatusOr<std::shared_ptr<Transport>> ConnectByCudaIpc(Connection* ranks) {
   TESSERA_RETURN_IF_ERROR(ConnectHost(ranks, "shm"));
   CudaIpcOptions options;
   options.rank = ranks->plan.options.rank;
@@ -155,7 +155,7 @@ Connector ConnectorOf(const std::string& backend) {
 absl::StatusOr<std::shared_ptr<GroupCommunicator>> MakeOver(
     std::string backend, const GroupPlan& plan, StorePtr store,
     GroupMakers makers) {
-  Connecting ranks{plan, std::move(store)};
+  Connection ranks{plan, std::move(store)};
   auto transport = ConnectorOf(backend)(&ranks);
   if (!transport.ok() && ranks.cannot_share && plan.backend == "auto") {
     TESSERA_LOG(WARNING) << transport.status().message() << "; taking gloo";

@@ -36,6 +36,14 @@ const Message* Holder(const Message& message, absl::string_view* path) {
 
 }  // namespace
 
+std::string MemberPath(absl::string_view path, absl::string_view field) {
+  return path.empty() ? std::string(field) : absl::StrCat(path, ".", field);
+}
+
+std::string ElementPath(absl::string_view path, size_t index) {
+  return absl::StrCat(path, "[", index, "]");
+}
+
 bool HasField(const Message& message, absl::string_view path) {
   const Message* holder = Holder(message, &path);
   return holder != nullptr && IsSet(*holder, Find(*holder, path));

@@ -10,6 +10,10 @@
 
 namespace tessera {
 
+// Return the path of a message's field, of a list's element.
+std::string MemberPath(absl::string_view path, absl::string_view field);
+std::string ElementPath(absl::string_view path, size_t index);
+
 // Returns whether the field is set; for a list, whether it is not empty.
 bool HasField(const google::protobuf::Message& message, absl::string_view path);
 // Returns the field's value in text format; a list's values joined by commas.

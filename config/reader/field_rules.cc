@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "config/reader/field_path.h"
 #include "config/reader/json_keys.h"
 #include "config/reader/json_options.pb.h"
 #include "config/reader/json_reader.h"
@@ -21,10 +22,6 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::FieldOptions;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
-
-std::string Join(const std::string& path, const FieldDescriptor& field) {
-  return path.empty() ? field.name() : absl::StrCat(path, ".", field.name());
-}
 
 // Returns whether the field is a list of sections.
 bool IsList(const FieldDescriptor& field) {
@@ -184,7 +181,7 @@ bool IsUnsetWord(const Message& message, const FieldDescriptor& field) {
 
 void CheckFieldsAt(const std::string& path, Message* message, Faults* faults) {
   for (const FieldDescriptor* field : SetFields(*message)) {
-    const std::string here = Join(path, *field);
+    const std::string here = MemberPath(path, field->name());
     const FieldOptions& options = field->options();
     if (options.HasExtension(proto::refused)) {
       faults->Add(here, "refused: ", options.GetExtension(proto::refused));
@@ -248,7 +245,7 @@ bool IsInert(const Message& message, const FieldDescriptor& field) {
 void NoteIneffectiveKeysAt(const std::string& path, const Message& message,
                            Faults* faults) {
   for (const FieldDescriptor* field : SetFields(message)) {
-    const std::string here = Join(path, *field);
+    const std::string here = MemberPath(path, field->name());
     const FieldOptions& options = field->options();
     const bool is_block =
         field->message_type() != nullptr && !field->is_repeated();
@@ -278,7 +275,7 @@ void NoteIneffectiveKeysAt(const std::string& path, const Message& message,
 void MissingFeaturesAt(const std::string& path, const Message& message,
                        std::vector<std::string>* missing) {
   for (const FieldDescriptor* field : SetFields(message)) {
-    const std::string here = Join(path, *field);
+    const std::string here = MemberPath(path, field->name());
     const FieldOptions& options = field->options();
     const std::string& what = options.GetExtension(proto::not_yet);
     if (what.empty()) {

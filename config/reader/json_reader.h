@@ -57,6 +57,11 @@ struct JsonValue {
 
   // Returns the member of that key, or nullptr. REQUIRES: kind == kObject.
   const JsonValue* Find(absl::string_view key) const;
+
+  // Return the member of that key where this is an object that has it, as a
+  // number or a string; otherwise what stands for it.
+  double NumberAt(absl::string_view key, double otherwise) const;
+  std::string TextAt(absl::string_view key) const;
 };
 
 struct JsonMember {

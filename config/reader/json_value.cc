@@ -108,4 +108,18 @@ const JsonValue* JsonValue::Find(absl::string_view key) const {
   return nullptr;
 }
 
+double JsonValue::NumberAt(absl::string_view key, double otherwise) const {
+  const JsonValue* const value =
+      kind == JsonKind::kObject ? Find(key) : nullptr;
+  return value != nullptr && value->kind == JsonKind::kNumber ? value->number
+                                                              : otherwise;
+}
+
+std::string JsonValue::TextAt(absl::string_view key) const {
+  const JsonValue* const value =
+      kind == JsonKind::kObject ? Find(key) : nullptr;
+  return value != nullptr && value->kind == JsonKind::kString ? value->text
+                                                              : "";
+}
+
 }  // namespace tessera

@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "config/reader/field_path.h"
 #include "config/reader/json_keys.h"
 #include "config/reader/json_options.pb.h"
 #include "google/protobuf/descriptor.h"
@@ -19,14 +20,6 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
-
-std::string Join(absl::string_view path, absl::string_view key) {
-  return path.empty() ? std::string(key) : absl::StrCat(path, ".", key);
-}
-
-std::string AtIndex(absl::string_view path, size_t index) {
-  return absl::StrCat(path, "[", index, "]");
-}
 
 // Returns the string that the field takes beside, or instead of, its own kind;
 // or "".
@@ -170,19 +163,21 @@ class JsonToProto {
   void ReadMember(const JsonMember& member, const std::string& path,
                   const FieldDescriptor& field, Message* message) {
     const JsonValue& value = member.value;
-    const std::string field_path = Join(path, field.name());
+    const std::string field_path = MemberPath(path, field.name());
     const auto other = record_.positions.find(field_path);
     if (other != record_.positions.end()) {
       std::string what =
           absl::StrCat("the same key as '", record_.AsWritten(field_path),
                        "', whose value is at ", other->second.line, ":",
                        other->second.column, ": write one of them");
-      record_.spellings[field_path] = Join(record_.AsWritten(path), member.key);
+      record_.spellings[field_path] =
+          MemberPath(record_.AsWritten(path), member.key);
       return Fault(field_path, member.key_position, std::move(what));
     }
     record_.positions[field_path] = value.position;
     if (member.key != field.name()) {
-      record_.spellings[field_path] = Join(record_.AsWritten(path), member.key);
+      record_.spellings[field_path] =
+          MemberPath(record_.AsWritten(path), member.key);
     }
     const auto& options = field.options();
     if (options.HasExtension(proto::refused)) {
@@ -217,7 +212,7 @@ class JsonToProto {
     const FieldDescriptor* number =
         inner->GetDescriptor()->FindFieldByName(name);
     inner->GetReflection()->SetInt32(inner, number, value.boolean ? 1 : 0);
-    record_.positions[Join(path, name)] = value.position;
+    record_.positions[MemberPath(path, name)] = value.position;
     record_.notes.push_back({record_.AsWritten(path),
                              absl::StrCat("deprecated: write {\"", name,
                                           "\": ", value.boolean ? 1 : 0, "}"),
@@ -249,10 +244,10 @@ class JsonToProto {
       meant = elsewhere;
       absl::StrAppend(&what, ", did you mean '", elsewhere, "'?");
     } else if (!nearest.empty()) {
-      meant = Join(path, nearest);
+      meant = MemberPath(path, nearest);
       absl::StrAppend(&what, ", did you mean '", nearest, "'?");
     }
-    const std::string here = Join(path, key);
+    const std::string here = MemberPath(path, key);
     const char* const whose = WhoseKey(member.key);
     if (unknown_keys_ == UnknownKeys::kForeign && path.empty() &&
         whose != nullptr) {
@@ -282,7 +277,7 @@ class JsonToProto {
       return;
     }
     for (size_t i = 0; i < value.elements.size(); ++i) {
-      const std::string element_path = AtIndex(path, i);
+      const std::string element_path = ElementPath(path, i);
       record_.positions[element_path] = value.elements[i].position;
       ReadOne(value.elements[i], element_path, field, message);
     }
@@ -298,7 +293,7 @@ class JsonToProto {
     for (const JsonMember& member : value.members) {
       if (IsCommentKey(member.key)) continue;
       const std::string member_path =
-          Join(path, absl::Utf8SafeCEscape(member.key));
+          MemberPath(path, absl::Utf8SafeCEscape(member.key));
       record_.positions[member_path] = member.value.position;
       if (member.value.kind != JsonKind::kString) {
         Misfit(member_path, member.value, "a string");

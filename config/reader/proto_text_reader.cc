@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "config/reader/decimal.h"
+#include "config/reader/field_path.h"
 #include "config/reader/proto_reader.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/tokenizer.h"
@@ -17,14 +18,6 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::TextFormat;
-
-std::string Join(absl::string_view path, absl::string_view key) {
-  return path.empty() ? std::string(key) : absl::StrCat(path, ".", key);
-}
-
-std::string AtIndex(absl::string_view path, size_t index) {
-  return absl::StrCat(path, "[", index, "]");
-}
 
 class FaultCollector : public google::protobuf::io::ErrorCollector {
  public:
@@ -96,7 +89,7 @@ void RecordPositions(const Message& message, TextFormat::ParseInfoTree& tree,
   std::vector<const FieldDescriptor*> fields;
   message.GetReflection()->ListFields(message, &fields);
   for (const FieldDescriptor* field : fields) {
-    const std::string field_path = Join(path, field->name());
+    const std::string field_path = MemberPath(path, field->name());
     const auto note = [&](const std::string& at, int index) {
       const TextFormat::ParseLocation location = tree.GetLocation(field, index);
       // For "betas: [1, 2]" protobuf notes one place: element 0 stands for all.
@@ -107,8 +100,8 @@ void RecordPositions(const Message& message, TextFormat::ParseInfoTree& tree,
       const int count = message.GetReflection()->FieldSize(message, field);
       note(field_path, 0);
       for (int i = 0; i < count; ++i) {
-        note(AtIndex(field_path, i), 0);
-        note(AtIndex(field_path, i), i);
+        note(ElementPath(field_path, i), 0);
+        note(ElementPath(field_path, i), i);
       }
     } else {
       note(field_path, -1);
@@ -126,7 +119,7 @@ void RecordPositions(const Message& message, TextFormat::ParseInfoTree& tree,
       TextFormat::ParseInfoTree* nested = tree.GetTreeForNested(field, i);
       if (nested == nullptr) continue;
       RecordPositions(reflection.GetRepeatedMessage(message, field, i), *nested,
-                      AtIndex(field_path, i), record);
+                      ElementPath(field_path, i), record);
     }
   }
 }

@@ -27,16 +27,12 @@ namespace {
 constexpr char kDefault[] = "default", kNoDecay[] = "no_decay",
                kMuon[] = "muon";
 
-template <typename Strings>
-std::vector<std::string> List(const Strings& strings) {
-  return {strings.begin(), strings.end()};
-}
-
 ParameterGroup GroupOf(const proto::ParamGroup& config) {
   ParameterGroup group;
   group.name = config.name();
-  group.parameters = List(config.parameters());
-  group.modules = List(config.modules());
+  group.parameters.assign(config.parameters().begin(),
+                          config.parameters().end());
+  group.modules.assign(config.modules().begin(), config.modules().end());
   group.frozen = config.frozen();
   group.use_muon = config.use_muon();
   if (config.has_gradient_clipping()) {

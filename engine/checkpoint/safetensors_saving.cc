@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-constexpr char kWhere[] = "SaveSafetensors";
+constexpr char kSaving[] = "SaveSafetensors";
 constexpr int64_t kPartBytes = 16 << 20;
 
 absl::StatusOr<SafetensorsExport> Plan(const CheckpointContent& content,
@@ -63,21 +63,22 @@ absl::Status WriteSafetensorsOf(const TrainingState& state,
   TESSERA_ASSIGN_OR_RETURN(CheckpointContent content, ContentOf(state, ""));
   AwaitDevices(content.pieces);
   absl::StatusOr<SafetensorsExport> files = absl::UnknownError("not planned");
-  TESSERA_RETURN_IF_ERROR(RunTogether(comm, kWhere, [&] {
+  TESSERA_RETURN_IF_ERROR(RunTogether(comm, kSaving, [&] {
     files = Plan(content, dir, options);
     return files.status();
   }));
   TESSERA_RETURN_IF_ERROR(
       comm->AgreeEqual(files->Fingerprint(), "plan of safetensors files"));
   const bool leads = comm->rank() == 0;
-  absl::Status status = RunTogether(
-      comm, kWhere, [&] { return leads ? files->Create() : absl::OkStatus(); });
+  absl::Status status = RunTogether(comm, kSaving, [&] {
+    return leads ? files->Create() : absl::OkStatus();
+  });
   if (status.ok()) {
-    status = RunTogether(comm, kWhere,
+    status = RunTogether(comm, kSaving,
                          [&] { return WriteOwn(std::move(content), &*files); });
   }
   if (status.ok()) {
-    status = RunTogether(comm, kWhere, [&] {
+    status = RunTogether(comm, kSaving, [&] {
       return leads ? files->Commit() : absl::OkStatus();
     });
   }

@@ -26,10 +26,10 @@
 namespace tessera {
 namespace {
 
-class Loading {
+class StateLoading {
  public:
-  Loading(const TrainingState& state, const LoadCheckpointOptions& options,
-          const ReadOptions& how, CheckpointReader* reader)
+  StateLoading(const TrainingState& state, const LoadCheckpointOptions& options,
+               const ReadOptions& how, CheckpointReader* reader)
       : state_(state),
         options_(options),
         how_(how),
@@ -375,7 +375,7 @@ absl::StatusOr<LoadedState> LoadState(const std::string& dir,
       "kind of folder to load from"));
   TESSERA_ASSIGN_OR_RETURN(CheckpointReader reader,
                            OpenCheckpoint(dir, how, state.comm()));
-  return Loading(state, options, how, &reader).Run(changed);
+  return StateLoading(state, options, how, &reader).Run(changed);
 }
 
 }  // namespace tessera

@@ -31,7 +31,7 @@ constexpr char kWhat[] = "histograms";
 constexpr int64_t kChunk = int64_t{1} << 18;
 
 // The histograms of a step; identical on all ranks.
-struct Table {
+struct Histograms {
   std::vector<std::string> tags;
   // By the parameter's number in the model: the histogram's number; -1: none.
   std::vector<int> gradients, weights;
@@ -74,10 +74,10 @@ bool AnyOf(const FlatParameter& flat, const std::vector<int>& numbers) {
 }
 
 // `wanted`: by the parameter's number in the model.
-Table TableOf(const Flats& flats, const Gradients& gradients,
-              const std::vector<bool>& wanted,
-              const proto::Histograms& section) {
-  Table table;
+Histograms TableOf(const Flats& flats, const Gradients& gradients,
+                   const std::vector<bool>& wanted,
+                   const proto::Histograms& section) {
+  Histograms table;
   table.gradients.assign(wanted.size(), -1);
   table.weights.assign(wanted.size(), -1);
   for (size_t u = 0; u < flats.size(); ++u) {
@@ -97,7 +97,7 @@ Table TableOf(const Flats& flats, const Gradients& gradients,
 }
 
 // Visits this rank's shards of all histograms.
-absl::Status VisitAll(const Table& table, const Flats& flats,
+absl::Status VisitAll(const Histograms& table, const Flats& flats,
                       const Gradients& gradients, double divisor,
                       const Visit& visit) {
   TESSERA_RETURN_IF_ERROR(VisitShards(
@@ -180,7 +180,7 @@ absl::StatusOr<std::vector<StepMetrics::Values>> ParameterHistograms::Make(
   const Flats& flats = model_->flats();
   std::vector<StepMetrics::Values> histograms;
   if (flats.empty()) return histograms;
-  Table table = TableOf(flats, gradients, wanted_, *section_);
+  Histograms table = TableOf(flats, gradients, wanted_, *section_);
   if (table.tags.empty()) return histograms;
 
   Communicator* const comm = model_->data();

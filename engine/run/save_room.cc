@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-constexpr char kWhere[] = "CheckpointManager";
+constexpr char kManager[] = "CheckpointManager";
 constexpr absl::Duration kFirstPause = absl::Milliseconds(250);
 constexpr absl::Duration kLastPause = absl::Seconds(30);
 constexpr int kOnlyLook = -1;
@@ -55,7 +55,7 @@ absl::StatusOr<std::string> SaveRoom::Make(const std::string& good,
                                            const Retention& retention,
                                            int least, absl::Duration pause) {
   DiskRoom room;
-  TESSERA_RETURN_IF_ERROR(RunTogether(comm_.get(), kWhere, [&] {
+  TESSERA_RETURN_IF_ERROR(RunTogether(comm_.get(), kManager, [&] {
     if (!options_.leads) return absl::OkStatus();
     room = MakeRoom(options_.dir, good, retention, least, FileSystem::Real(),
                     options_.holds);

@@ -18,7 +18,7 @@ namespace {
 using Flats = std::vector<std::shared_ptr<FlatParameter>>;
 
 // Elements that are changed at once where that needs memory.
-constexpr int64_t kChunk = int64_t{1} << 22;
+constexpr int64_t kClippedAtOnce = int64_t{1} << 22;
 
 // A finite number of the dtype: a scalar beyond it would be refused.
 double Within(double bound, at::ScalarType dtype) {
@@ -36,9 +36,9 @@ void Clamp(const at::Tensor& segment, double bound, bool keep_infinite) {
     segment.clamp_(-end, end);
     return;
   }
-  for (int64_t begin = 0; begin < segment.numel(); begin += kChunk) {
-    const at::Tensor part =
-        segment.narrow(0, begin, std::min(kChunk, segment.numel() - begin));
+  for (int64_t begin = 0; begin < segment.numel(); begin += kClippedAtOnce) {
+    const at::Tensor part = segment.narrow(
+        0, begin, std::min(kClippedAtOnce, segment.numel() - begin));
     part.copy_(at::where(at::isinf(part), part, at::clamp(part, -end, end)));
   }
 }
@@ -50,9 +50,9 @@ void Multiply(const at::Tensor& segment, double factor) {
     segment.mul_(factor);
     return;
   }
-  for (int64_t begin = 0; begin < segment.numel(); begin += kChunk) {
-    const at::Tensor part =
-        segment.narrow(0, begin, std::min(kChunk, segment.numel() - begin));
+  for (int64_t begin = 0; begin < segment.numel(); begin += kClippedAtOnce) {
+    const at::Tensor part = segment.narrow(
+        0, begin, std::min(kClippedAtOnce, segment.numel() - begin));
     part.copy_(part.to(at::kFloat).mul_(factor));
   }
 }

@@ -22,14 +22,14 @@ namespace {
 using Flats = std::vector<std::shared_ptr<FlatParameter>>;
 
 // Elements that are looked at at once.
-constexpr int64_t kChunk = int64_t{1} << 22;
+constexpr int64_t kReadAtOnce = int64_t{1} << 22;
 
 // NaNs, and all that are not finite: int64 [2], where the segment is.
 at::Tensor CountIn(const at::Tensor& segment) {
   at::Tensor counts;
-  for (int64_t begin = 0; begin < segment.numel(); begin += kChunk) {
-    const at::Tensor part =
-        segment.narrow(0, begin, std::min(kChunk, segment.numel() - begin));
+  for (int64_t begin = 0; begin < segment.numel(); begin += kReadAtOnce) {
+    const at::Tensor part = segment.narrow(
+        0, begin, std::min(kReadAtOnce, segment.numel() - begin));
     const at::Tensor both = at::stack(
         {at::isnan(part).sum(), at::isfinite(part).logical_not().sum()});
     counts = counts.defined() ? counts + both : both;

@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "optim/schedule/pi.h"
+
 namespace tessera {
 namespace {
 
-constexpr double kPi = 3.14159265358979323846;
 constexpr double kCycleBeta2 = 0.99;
 
 double Steps(int64_t warmup_num_steps) {

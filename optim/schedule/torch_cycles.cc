@@ -3,12 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "optim/schedule/pi.h"
+
 namespace tessera {
-namespace {
-
-constexpr double kPi = 3.14159265358979323846;
-
-}  // namespace
 
 OneCycleLr::OneCycleLr(const OneCycleLrOptions& options) : o_(options) {
   const auto total = static_cast<double>(o_.total_steps);

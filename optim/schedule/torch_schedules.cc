@@ -4,10 +4,10 @@
 #include <cmath>
 #include <limits>
 
+#include "optim/schedule/pi.h"
+
 namespace tessera {
 namespace {
-
-constexpr double kPi = 3.14159265358979323846;
 
 double D(int64_t steps) { return static_cast<double>(steps); }
 

@@ -4,12 +4,9 @@
 #include <cmath>
 #include <utility>
 
+#include "optim/schedule/pi.h"
+
 namespace tessera {
-namespace {
-
-constexpr double kPi = 3.14159265358979323846;
-
-}  // namespace
 
 WarmupFirst::WarmupFirst(const WarmupOptions& options,
                          std::unique_ptr<LrSchedule> then)

@@ -2,10 +2,10 @@
 
 #include <cmath>
 
+#include "optim/schedule/pi.h"
+
 namespace tessera {
 namespace {
-
-constexpr double kPi = 3.14159265358979323846;
 
 double Shaped(WarmupStableDecayOptions::Shape shape, double x) {
   switch (shape) {

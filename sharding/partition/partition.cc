@@ -93,15 +93,15 @@ absl::StatusOr<std::vector<Role>> FindRoles(const ModuleWalk& walk,
 }
 
 // Each parameter once.
-struct Parameters {
+struct Chosen {
   std::vector<NamedParameter> planned;
   std::vector<int> module_of;  // of each planned one, in the walk
   std::vector<NamedParameter> ignored;
   std::vector<bool> has_planned;  // of each module, in it or below it
 };
 
-Parameters Collect(const ModuleWalk& walk, const std::vector<Role>& roles,
-                   PathPatterns* patterns) {
+Chosen Collect(const ModuleWalk& walk, const std::vector<Role>& roles,
+               PathPatterns* patterns) {
   std::vector<int> place_of;  // of each name, its tensor's first
   std::vector<bool> ignored(walk.parameters.size(), false);
   std::vector<bool> keep_fp32(walk.parameters.size(), false);
@@ -115,7 +115,7 @@ Parameters Collect(const ModuleWalk& walk, const std::vector<Role>& roles,
     if (roles[p.module].ignored) ignored[place] = true;
     if (roles[p.module].keep_fp32) keep_fp32[place] = true;
   }
-  Parameters out;
+  Chosen out;
   out.has_planned.resize(walk.modules.size(), false);
   for (size_t i = 0; i < walk.parameters.size(); ++i) {
     const auto& p = walk.parameters[i];
@@ -258,7 +258,7 @@ absl::Status CheckSupported(const NamedParameter& p, at::Device device) {
 }
 
 // One of a storage cannot be left outside alone: its memory goes too.
-absl::Status CheckIgnored(const Parameters& parameters) {
+absl::Status CheckIgnored(const Chosen& parameters) {
   absl::flat_hash_map<const void*, const NamedParameter*> planned;
   for (const auto& p : parameters.planned) {
     planned.try_emplace(p.tensor.storage().unsafeGetStorageImpl(), &p);
@@ -326,7 +326,7 @@ absl::StatusOr<Partition> PlanUnits(const nn::Module& module,
   PathPatterns patterns(kIgnored, options.ignored);
   TESSERA_ASSIGN_OR_RETURN(const std::vector<Role> roles,
                            FindRoles(walk, options, &patterns));
-  Parameters parameters = Collect(walk, roles, &patterns);
+  Chosen parameters = Collect(walk, roles, &patterns);
   std::vector<std::string> paths;
   for (const auto& p : walk.parameters) paths.push_back(p.name);
   for (const auto& m : walk.modules) {

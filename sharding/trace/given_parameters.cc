@@ -38,8 +38,8 @@ bool Begin(const torch::jit::Stack& stack, size_t n) {
 
 // As the tag's fallback: nothing is seen below an operator of libtorch's own
 // that was given a parameter.
-void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-              torch::jit::Stack* stack) {
+void KeepGiven(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+               torch::jit::Stack* stack) {
   const OperatorInfo& info = OperatorInfo::Of(op);
   const auto below =
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kGivenKey);
@@ -66,7 +66,7 @@ void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, m) {
   static_assert(kGivenKey == c10::DispatchKey::TESTING_ONLY_GenericWrapper);
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&Fallback>());
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&KeepGiven>());
 }
 
 }  // namespace

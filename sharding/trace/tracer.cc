@@ -27,11 +27,11 @@ bool IsPlain(const at::Tensor& t) {
   return t.has_storage() && t.layout() == at::kStrided && t.is_cpu();
 }
 
-c10::DispatchKeySet Below(c10::DispatchKeySet keys) {
+}  // namespace
+
+c10::DispatchKeySet BelowTracer(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFakeKey);
 }
-
-}  // namespace
 
 Tracer::Tracer(const TracerOptions& options, std::shared_ptr<TraceLog> log)
     : options_(options), log_(std::move(log)) {}
@@ -184,12 +184,12 @@ void Tracer::Run(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
       *stack, info.arguments,
       [&](const at::Tensor& t, size_t) { plain = plain && IsPlain(t); });
   if (info.kind == TracedOperator::Kind::kComposite || !plain) {
-    op.redispatchBoxed(Below(keys), stack);
+    op.redispatchBoxed(BelowTracer(keys), stack);
     return;
   }
   if (info.kind == TracedOperator::Kind::kView) {
     c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(kFakeKey)};
-    op.redispatchBoxed(Below(keys), stack);
+    op.redispatchBoxed(BelowTracer(keys), stack);
     return;
   }
   // What an operator refuses is told with its name and module.
@@ -239,7 +239,7 @@ void Tracer::RunReally(const c10::OperatorHandle& op,
                        });
   {
     c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(kFakeKey)};
-    op.redispatchBoxed(Below(keys), stack);
+    op.redispatchBoxed(BelowTracer(keys), stack);
   }
   const auto follow = [&](const at::Tensor& t, size_t) {
     if (!IsPlain(t)) return;
@@ -282,7 +282,7 @@ void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   if (Tracer* const tracer = Tracer::Current()) {
     tracer->Run(op, keys, stack);
   } else {  // a thread that was given the keys alone
-    op.redispatchBoxed(Below(keys), stack);
+    op.redispatchBoxed(BelowTracer(keys), stack);
   }
 }
 

@@ -140,5 +140,8 @@ class Tracer {
   std::vector<std::pair<const c10::StorageImpl*, c10::Storage>> adopted_;
 };
 
+// Returns the keys of `keys` that are below the tracer's.
+c10::DispatchKeySet BelowTracer(c10::DispatchKeySet keys);
+
 }  // namespace tessera
 #endif  // SHARDING_TRACE_TRACER_H_

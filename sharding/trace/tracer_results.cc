@@ -23,11 +23,6 @@ class Unseen {
       c10::DispatchKeySet(c10::DispatchKey::Fake)};
 };
 
-c10::DispatchKeySet Below(c10::DispatchKeySet keys) {
-  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER,
-                                    c10::DispatchKey::Fake);
-}
-
 // A tensor of the CPU over `storage`, as `like` lies over its own.
 at::Tensor TensorLike(const at::Tensor& like, c10::Storage storage) {
   at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
@@ -172,7 +167,7 @@ void Tracer::RunOnZeros(const c10::OperatorHandle& op,
   } else {
     Unseen unseen;
     results = call.OnZeros();
-    op.redispatchBoxed(Below(keys), &results);
+    op.redispatchBoxed(BelowTracer(keys), &results);
   }
   Return(info, call, results, stack);
 }

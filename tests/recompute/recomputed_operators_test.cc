@@ -95,7 +95,7 @@ TEST_F(RecomputedUnitsTest, FollowsUnsafeViews) {
     for (int step = 0; step < 3; ++step) run.Step(Input(step));
     states.push_back(run.State());
   }
-  ExpectSame(states[0], states[1]);
+  ExpectSameTensors(states[0], states[1]);
 }
 
 struct RawFunction : torch::autograd::Function<RawFunction> {
@@ -298,8 +298,8 @@ TEST_F(RecomputedUnitsTest, FollowsAModuleWhoseParametersAreWrittenBetween) {
       states.push_back(run.State());
     }
   }
-  ExpectSame(states[0], states[2]);
-  ExpectSame(states[1], states[3]);
+  ExpectSameTensors(states[0], states[2]);
+  ExpectSameTensors(states[1], states[3]);
 }
 
 // ---- what changes between forward and backward
@@ -328,7 +328,7 @@ TEST_F(RecomputedUnitsTest, FollowsWritesToWhatItRead) {
     }
     states.push_back(run.State());
   }
-  ExpectSame(states[0], states[1]);
+  ExpectSameTensors(states[0], states[1]);
 }
 
 TEST_F(RecomputedUnitsTest, ToldOfWritesToWhatIsSavedAsByLibtorch) {

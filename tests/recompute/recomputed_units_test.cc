@@ -34,8 +34,8 @@ TEST_F(RecomputedUnitsTest, GivesTheSameBitsAndHoldsTheInputsAlone) {
     EXPECT_EQ(report.given_up, *policy == 0 ? 0 : kBlocks) << policy;
     states.push_back(run.State());
   }
-  ExpectSame(states[0], states[1]);
-  ExpectSame(states[0], states[2]);
+  ExpectSameTensors(states[0], states[1]);
+  ExpectSameTensors(states[0], states[2]);
   // A block's input and `calls`, no more: those of the four blocks of 17 times
   // the size of an input.
   const int64_t input = kTokens * kDim * 4;
@@ -66,7 +66,7 @@ TEST_F(RecomputedUnitsTest, UnpacksTwice) {
     TESSERA_ASSERT_OK(run.engine->Step());
     states.push_back(run.State());
   }
-  ExpectSame(states[0], states[1]);
+  ExpectSameTensors(states[0], states[1]);
 }
 
 // What a backward over a graph that stays has computed again goes with it, what
@@ -144,7 +144,7 @@ TEST_F(RecomputedUnitsTest, DifferentiatesTwice) {
     TESSERA_ASSERT_OK(run.engine->Step());
     states.push_back(run.State());
   }
-  ExpectSame(states[0], states[1]);
+  ExpectSameTensors(states[0], states[1]);
 }
 
 TEST_F(RecomputedUnitsTest, EvaluatesBetween) {

@@ -142,8 +142,8 @@ class Trained {
   proto::Config config_;
 };
 
-inline void ExpectSame(const std::vector<Tensor>& a,
-                       const std::vector<Tensor>& b) {
+inline void ExpectSameTensors(const std::vector<Tensor>& a,
+                              const std::vector<Tensor>& b) {
   ASSERT_EQ(a.size(), b.size());
   for (size_t i = 0; i < a.size(); ++i) {
     ASSERT_EQ(a[i].sizes(), b[i].sizes()) << i;
@@ -176,7 +176,7 @@ inline void ExpectSameTraining(const std::function<void(Trained&)>& prepare,
     for (int step = 0; step < 3; ++step) run.Step(Input(step));
     states.push_back(run.State());
   }
-  ExpectSame(states[0], states[1]);
+  ExpectSameTensors(states[0], states[1]);
 }
 
 inline void SetMiddle(Trained& run,

@@ -12,8 +12,8 @@
 namespace tessera::zoo {
 namespace {
 
-struct Net : nn::Module {
-  Net() {
+struct MixedNet : nn::Module {
+  MixedNet() {
     a = register_module("a", nn::Linear(6, 9));
     norm = register_module("norm", nn::BatchNorm1d(9));
     drop = register_module("drop", nn::Dropout(0.2));
@@ -25,18 +25,18 @@ struct Net : nn::Module {
   nn::Dropout drop{nullptr};
 };
 
-Tensor Loss(Rig& rig, Net& net) {
+Tensor MixedLoss(Rig& rig, MixedNet& net) {
   return rig.Part([&rig, &net] {
     return torch::mse_loss(net.forward(rig.Randn({5, 6})), rig.Randn({5, 6}));
   });
 }
 
 // Three steps, `between` after each.
-void TrainAnd(Rig& rig, std::shared_ptr<Net> net,
+void TrainAnd(Rig& rig, std::shared_ptr<MixedNet> net,
               const std::function<void()>& between) {
   Training* const training = rig.Train(net);
   for (int i = 0; i < 3; ++i) {
-    const Tensor loss = Loss(rig, *net);
+    const Tensor loss = MixedLoss(rig, *net);
     rig.Note(loss);
     training->Backward(loss);
     training->Step();
@@ -47,7 +47,7 @@ void TrainAnd(Rig& rig, std::shared_ptr<Net> net,
 // ---- writes to parameters
 
 ZOO_VARIANT(ClampedAsACritic) {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   TrainAnd(rig, net, [&] {
     torch::NoGradGuard no_grad;
     for (Tensor& p : net->parameters()) p.clamp_(-0.2, 0.2);
@@ -55,14 +55,14 @@ ZOO_VARIANT(ClampedAsACritic) {
 }
 
 ZOO_VARIANT(ClampedThroughData) {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   TrainAnd(rig, net, [&] {
     for (Tensor& p : net->parameters()) p.data().clamp_(-0.2, 0.2);
   });
 }
 
 ZOO_VARIANT(LayerMadeAnew) {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   TrainAnd(rig, net, [&] {
     torch::NoGradGuard no_grad;
     net->c->weight.copy_(rig.Same({6, 9}));
@@ -71,7 +71,7 @@ ZOO_VARIANT(LayerMadeAnew) {
 }
 
 ZOO_VARIANT(ParametersAsOneVector) {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   TrainAnd(rig, net, [&] {
     torch::NoGradGuard no_grad;
     const Tensor all = nn::utils::parameters_to_vector(net->parameters());
@@ -81,13 +81,13 @@ ZOO_VARIANT(ParametersAsOneVector) {
 }
 
 ZOO_VARIANT(DataReplaced) {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   TrainAnd(rig, net, [&] { net->a->weight.set_data(rig.Same({9, 6})); });
 }
 
 // The best values so far are kept, and put back at last.
 ZOO_VARIANT(BestValuesPutBack) {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   std::vector<Tensor> best;
   for (const Tensor& p : net->parameters()) best.push_back(p.detach().clone());
   int step = 0;
@@ -103,7 +103,7 @@ ZOO_VARIANT(BestValuesPutBack) {
 }
 
 ZOO_VARIANT(LoadedFromAFile) {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   std::ostringstream out;
   torch::save(net, out);
   TrainAnd(rig, net, [&] {
@@ -114,7 +114,7 @@ ZOO_VARIANT(LoadedFromAFile) {
 
 // Reads through raw pointers.
 ZOO_GUARDED_VARIANT(SavedToAFile, "tessera::Use(w);") {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   TrainAnd(rig, net, [&] {
     std::ostringstream out;
     torch::save(net, out);
@@ -122,7 +122,7 @@ ZOO_GUARDED_VARIANT(SavedToAFile, "tessera::Use(w);") {
 }
 
 ZOO_VARIANT(NoiseOnWeights) {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   rig.TrainOn(net, [&] {
     const Tensor noisy = net->a->weight + 0.1 * rig.Randn({9, 6});
     return net->c(torch::relu(torch::linear(rig.Randn({5, 6}), noisy)))
@@ -134,7 +134,7 @@ ZOO_VARIANT(NoiseOnWeights) {
 // ---- copies and aliases
 
 ZOO_VARIANT(MovingAverageOfWeights) {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   std::vector<Tensor> average;
   for (const Tensor& p : net->parameters())
     average.push_back(p.detach().clone());
@@ -150,8 +150,8 @@ ZOO_VARIANT(MovingAverageOfWeights) {
 
 // A target network that follows, outside of the engine.
 ZOO_VARIANT(Byol) {
-  auto net = std::make_shared<Net>();
-  auto target = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
+  auto target = std::make_shared<MixedNet>();
   Training* const training = rig.Train(net);
   for (int i = 0; i < 3; ++i) {
     const Tensor x = rig.Randn({5, 6});
@@ -175,11 +175,11 @@ ZOO_VARIANT(Byol) {
 }
 
 ZOO_VARIANT(DetachedAliasOfAWeight) {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   Training* const training = rig.Train(net);
   const Tensor alias = net->a->weight.detach();
   for (int i = 0; i < 3; ++i) {
-    const Tensor loss = Loss(rig, *net) + (net->a->weight * alias).sum();
+    const Tensor loss = MixedLoss(rig, *net) + (net->a->weight * alias).sum();
     training->Backward(loss);
     training->Step();
     rig.Note(alias);
@@ -188,7 +188,7 @@ ZOO_VARIANT(DetachedAliasOfAWeight) {
 
 // The engine may not know it for one.
 ZOO_GUARDED_VARIANT(AliasFromBefore, "tessera::Use(w);") {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   const Tensor alias = net->a->weight.detach();
   const Tensor row = net->a->weight.data().select(0, 1);
   TrainAnd(rig, net, [&] {
@@ -198,7 +198,7 @@ ZOO_GUARDED_VARIANT(AliasFromBefore, "tessera::Use(w);") {
 }
 
 ZOO_VARIANT(CloneAsATeacher) {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   TrainAnd(rig, net, [&] {
     std::vector<Tensor> values;
     for (const Tensor& p : net->parameters()) values.push_back(p.clone());
@@ -209,7 +209,7 @@ ZOO_VARIANT(CloneAsATeacher) {
 // ---- evaluation
 
 ZOO_VARIANT(EvaluationBetweenSteps) {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   TrainAnd(rig, net, [&] {
     net->eval();
     {
@@ -221,7 +221,7 @@ ZOO_VARIANT(EvaluationBetweenSteps) {
 }
 
 ZOO_VARIANT(InferenceModeOnOneRank) {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   TrainAnd(rig, net, [&] {
     if (rig.rank() == 1) return;
     net->eval();
@@ -235,10 +235,10 @@ ZOO_VARIANT(InferenceModeOnOneRank) {
 
 // A batch is bad on rank 1: both drop the micro-batch.
 ZOO_VARIANT(LossThatCountsForNothing) {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   Training* const training = rig.Train(net);
   for (int i = 0; i < 3; ++i) {
-    Tensor loss = Loss(rig, *net);
+    Tensor loss = MixedLoss(rig, *net);
     if (i == 1 && rig.rank() == 1) loss = loss * 0;
     training->Backward(loss);
     training->Step();
@@ -246,12 +246,12 @@ ZOO_VARIANT(LossThatCountsForNothing) {
 }
 
 ZOO_REFUSED_VARIANT(ForwardThatThrowsOnOneRank, "the loss is undefined") {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   Training* const training = rig.Train(net);
   Tensor loss;
   try {
     if (rig.rank() == 1) throw std::runtime_error("a bad sample");
-    loss = Loss(rig, *net);
+    loss = MixedLoss(rig, *net);
   } catch (const std::runtime_error&) {
   }
   training->Backward(loss);
@@ -281,13 +281,13 @@ ZOO_VARIANT(GeneratorAgainstCritic) {
 }
 
 ZOO_VARIANT(IgnoredParameters) {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   Recipe recipe;
   recipe.ignored = {"c.bias"};
   rig.TrainOn(
       net,
       [&] {
-        const Tensor loss = Loss(rig, *net);
+        const Tensor loss = MixedLoss(rig, *net);
         net->c->bias.mutable_grad().reset();
         return loss;
       },
@@ -297,28 +297,28 @@ ZOO_VARIANT(IgnoredParameters) {
 // ---- what the engine's gradients are not for
 
 ZOO_REFUSED_VARIANT(OwnClipGradNorm, "gradient_clipping") {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   Training* const training = rig.Train(net);
-  training->Backward(Loss(rig, *net));
+  training->Backward(MixedLoss(rig, *net));
   nn::utils::clip_grad_norm_(net->parameters(), 0.1);
   training->Step();
 }
 
 ZOO_REFUSED_VARIANT(GradLookedAtOnOneRank, "Engine::Gradient") {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   Training* const training = rig.Train(net);
-  training->Backward(Loss(rig, *net));
+  training->Backward(MixedLoss(rig, *net));
   if (rig.rank() == 1) (void)net->a->weight.grad();
   training->Step();
 }
 
 ZOO_REFUSED_VARIANT(OwnOptimizer, "Engine::Step") {
-  auto net = std::make_shared<Net>();
+  auto net = std::make_shared<MixedNet>();
   torch::optim::AdamW optimizer(net->parameters());
   Training* const training = rig.Train(net);
   for (int i = 0; i < 2; ++i) {
     optimizer.zero_grad();
-    training->Backward(Loss(rig, *net));
+    training->Backward(MixedLoss(rig, *net));
     optimizer.step();
   }
 }

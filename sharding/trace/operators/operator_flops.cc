@@ -20,14 +20,14 @@ int64_t ProductWithVector(const Args& args, const Results&) {
   return 2 * args.tensor(A).numel();
 }
 
-int64_t Convolution(const Args& args, const Results& results) {
+int64_t ConvolutionFlops(const Args& args, const Results& results) {
   const at::Tensor weight = args.tensor(1);
   const at::Tensor& over =
       args.boolean(6) ? args.tensor(0) : results[0].toTensor();
   return 2 * over.numel() / over.size(1) * weight.numel();
 }
 
-int64_t ConvolutionBackward(const Args& args, const Results&) {
+int64_t ConvolutionBackwardFlops(const Args& args, const Results&) {
   const at::Tensor weight = args.tensor(2);
   const at::Tensor over = args.boolean(7) ? args.tensor(1) : args.tensor(0);
   const auto mask = args[10].toBoolList();
@@ -77,8 +77,8 @@ const FlopsTable& TheFlopsTable() {
       {"aten::mv", ProductWithVector<0>},
       {"aten::addmv", ProductWithVector<1>},
       {"aten::addmv_", ProductWithVector<1>},
-      {"aten::convolution", Convolution},
-      {"aten::convolution_backward", ConvolutionBackward},
+      {"aten::convolution", ConvolutionFlops},
+      {"aten::convolution_backward", ConvolutionBackwardFlops},
       {"aten::_scaled_dot_product_flash_attention", Attention},
       {"aten::_scaled_dot_product_efficient_attention", Attention},
       {"aten::_scaled_dot_product_cudnn_attention", Attention},
