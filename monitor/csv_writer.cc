@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/file.h"
+#include "base/number_text.h"
 #include "base/status.h"
 #include "monitor/append_file.h"
-#include "monitor/number_text.h"
 
 namespace tessera {
 namespace {

@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/file.h"
+#include "base/number_text.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -26,7 +27,6 @@
 #include "monitor/event_writer.h"
 #include "monitor/histogram.h"
 #include "monitor/jsonl_writer.h"
-#include "monitor/number_text.h"
 #include "monitor/record_framing.h"
 
 namespace tessera {

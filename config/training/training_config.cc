@@ -2,25 +2,14 @@
 
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/json.h"
+#include "base/number_text.h"
 
 namespace tessera {
 namespace {
-
-// Returns the shortest text that is read as this number.
-std::string NumberText(double value) {
-  for (int digits = 6; digits < 17; ++digits) {
-    std::string text = absl::StrFormat("%.*g", digits, value);
-    double read = 0;
-    if (absl::SimpleAtod(text, &read) && read == value) return text;
-  }
-  return absl::StrFormat("%.17g", value);
-}
 
 std::string ValueOf(double value) { return NumberText(value); }
 std::string ValueOf(int64_t value) { return absl::StrCat(value); }
