@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/file.h"
-#include "base/number_text.h"
+#include "base/page/number_text.h"
 #include "base/status.h"
 #include "monitor/append_file.h"
 

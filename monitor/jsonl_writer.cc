@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/json.h"
-#include "base/number_text.h"
+#include "base/page/number_text.h"
 #include "base/status.h"
 #include "monitor/append_file.h"
 

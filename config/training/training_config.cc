@@ -6,7 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/json.h"
-#include "base/number_text.h"
+#include "base/page/number_text.h"
 
 namespace tessera {
 namespace {

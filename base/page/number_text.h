@@ -1,6 +1,6 @@
 // Writes numbers in text files such that readers get the same bits.
-#ifndef BASE_NUMBER_TEXT_H_
-#define BASE_NUMBER_TEXT_H_
+#ifndef BASE_PAGE_NUMBER_TEXT_H_
+#define BASE_PAGE_NUMBER_TEXT_H_
 
 #include <string>
 
@@ -15,4 +15,4 @@ std::string NumberText(double value);
 std::string JsonNumberText(double value);
 
 }  // namespace tessera
-#endif  // BASE_NUMBER_TEXT_H_
+#endif  // BASE_PAGE_NUMBER_TEXT_H_
