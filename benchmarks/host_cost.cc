@@ -8,6 +8,8 @@
 //            whole at stage 3, without and with a graph
 //   allocation  a block of libtorch's CPU allocator, and its end; plain is the
 //            allocator itself, engine the counted one
+//   divided  an operator of an 8 x 8 tensor; engine: one that is divided, in a
+//            group of one rank
 //   step     forward, Backward and Step of many small blocks, a unit each, at
 //            world size 1; plain is backward() and one at::_fused_adamw_ over
 //            all parameters. Stage 0; stage 3 with its defaults (but no
@@ -42,6 +44,8 @@
 #include "comm/group/self_communicator.h"
 #include "config/config.pb.h"
 #include "engine/engine.h"
+#include "parallel/tensor/part_group.h"
+#include "parallel/tensor/placed.h"
 #include "verify/plain/plain_autograd.h"
 
 ABSL_FLAG(int, rounds, 31, "Rounds that are measured.");
@@ -127,6 +131,42 @@ void AddAllocations(std::vector<Figure>* figures) {
   figure.engine = body(c10::GetCPUAllocator());
   figure.calls = absl::GetFlag(FLAGS_linears);
   figures->push_back(std::move(figure));
+}
+
+void AddDivided(std::vector<Figure>* figures) {
+  using Operator = at::Tensor (*)(const at::Tensor&);
+  const std::pair<const char*, Operator> operators[] = {
+      {"product", [](const at::Tensor& x) { return x * x; }},
+      {"view",
+       [](const at::Tensor& x) {
+         return x.view({4, 2, 8});
+       }},
+      {"transpose", [](const at::Tensor& x) { return x.transpose(0, 1); }},
+      {"matmul", [](const at::Tensor& x) {
+         static const at::Tensor weight = torch::ones({8, 8});
+         return at::matmul(x, weight);
+       }}};
+  const auto group = std::make_shared<PartGroup>(MakeSelfCommunicator());
+  for (const auto& [name, run] : operators) {
+    for (const bool graph : {false, true}) {
+      const auto body = [graph, run = run](const at::Tensor& x) {
+        return [graph, run, x] {
+          torch::AutoGradMode mode(graph);
+          for (int64_t i = 0; i < absl::GetFlag(FLAGS_linears); ++i) run(x);
+          return absl::OkStatus();
+        };
+      };
+      Figure figure;
+      figure.name =
+          absl::StrCat("divided, ", name, graph ? ", graph" : ", no graph");
+      at::Tensor x = torch::ones({8, 8});
+      x.set_requires_grad(graph);
+      figure.plain = body(x);
+      figure.engine = body(Place(x, TensorPlacement::Shard(0), group));
+      figure.calls = absl::GetFlag(FLAGS_linears);
+      figures->push_back(std::move(figure));
+    }
+  }
 }
 
 absl::Status AddStep(const std::string& name, const proto::Config& config,
@@ -277,6 +317,7 @@ absl::Status Run(int argc, char** argv) {
   std::vector<Figure> figures;
   TESSERA_RETURN_IF_ERROR(AddLinears(&figures));
   AddAllocations(&figures);  // an engine lives: they are counted
+  AddDivided(&figures);
   TESSERA_RETURN_IF_ERROR(AddSteps(&figures));
   const std::string only = absl::GetFlag(FLAGS_only);
   figures.erase(std::remove_if(figures.begin(), figures.end(),

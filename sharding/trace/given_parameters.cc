@@ -9,6 +9,7 @@
 // parameters are not the engine's.
 #include <optional>
 
+#include "base/above/above_autograd.h"
 #include "base/torch_guard.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
 #include "sharding/dispatch/autocast.h"
@@ -16,7 +17,6 @@
 #include "sharding/dispatch/operator_info.h"
 #include "sharding/dispatch/stack_tensors.h"
 #include "sharding/trace/tracer.h"
-#include "torch/library.h"
 
 namespace tessera {
 namespace {
@@ -38,15 +38,13 @@ bool Begin(const torch::jit::Stack& stack, size_t n) {
 
 // As the tag's fallback: nothing is seen below an operator of libtorch's own
 // that was given a parameter.
-void KeepGiven(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+bool KeepGiven(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                torch::jit::Stack* stack) {
   const OperatorInfo& info = OperatorInfo::Of(op);
-  const auto below =
-      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kGivenKey);
+  const c10::DispatchKeySet below = BelowAbove(keys);
   if (info.kind != OperatorInfo::Kind::kCompute ||
       !Begin(*stack, op.schema().arguments().size())) {
-    op.redispatchBoxed(below, stack);
-    return;
+    return false;
   }
   std::optional<at::ScalarType> result_dtype;
   if (Tracer::Current()->casts_inputs() &&
@@ -55,19 +53,17 @@ void KeepGiven(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   }
   std::optional<c10::impl::ExcludeDispatchKeyGuard> exclude;
   if (info.aten && !AutocastIsOn()) {
-    exclude.emplace(c10::DispatchKeySet(kGivenKey));
+    exclude.emplace(c10::DispatchKeySet(kAboveKey));
   }
   ThrowIfError(CatchTorch(Tracer::Current()->Where(info.name),
                           [&] { op.redispatchBoxed(below, stack); }));
   if (result_dtype) {
     CastFirstResult(op.schema().returns().size(), *result_dtype, stack);
   }
+  return true;
 }
 
-TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, m) {
-  static_assert(kGivenKey == c10::DispatchKey::TESTING_ONLY_GenericWrapper);
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&KeepGiven>());
-}
+[[maybe_unused]] const bool added = AddAboveHandler(&KeepGiven, /*rank=*/0);
 
 }  // namespace
 }  // namespace tessera

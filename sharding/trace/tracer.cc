@@ -5,6 +5,7 @@
 
 #include "ATen/SequenceNumber.h"
 #include "absl/strings/str_cat.h"
+#include "base/above/above_autograd.h"
 #include "base/check.h"
 #include "base/torch/storage_access.h"
 #include "base/torch/torch_scope.h"
@@ -39,7 +40,7 @@ Tracer::Tracer(const TracerOptions& options, std::shared_ptr<TraceLog> log)
 Tracer::~Tracer() = default;
 
 Tracer::Scope::Scope(Tracer* tracer)
-    : seen_(c10::DispatchKeySet({kFakeKey, kGivenKey})),
+    : seen_(c10::DispatchKeySet({kFakeKey, kAboveKey})),
       no_tag_(c10::DispatchKeySet(kTagKey)) {
   TESSERA_CHECK(t_current == nullptr) << "traces are not nested";
   t_current = tracer;

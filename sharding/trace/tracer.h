@@ -42,11 +42,6 @@
 
 namespace tessera {
 
-// Above autograd, and above what operators are made of (given_parameters.cc);
-// nobody else uses it.
-inline constexpr c10::DispatchKey kGivenKey =
-    c10::DispatchKey::TESTING_ONLY_GenericWrapper;
-
 class Tracer {
  public:
   // `log` null: nothing is recorded.

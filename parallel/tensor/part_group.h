@@ -1,0 +1,58 @@
+// PartGroup: the ranks that have parts of the same tensors, and what they
+// exchange, through autograd.
+#ifndef PARALLEL_TENSOR_PART_GROUP_H_
+#define PARALLEL_TENSOR_PART_GROUP_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "ATen/core/Tensor.h"
+#include "comm/communicator.h"
+
+namespace tessera {
+
+class PartGroup : public std::enable_shared_from_this<PartGroup> {
+ public:
+  explicit PartGroup(std::shared_ptr<Communicator> ranks)
+      : ranks_(std::move(ranks)) {}
+
+  int rank() const { return ranks_->rank(); }
+  int size() const { return ranks_->world_size(); }
+  int64_t collectives() const { return collectives_; }
+
+  // ---- through autograd; errors are thrown as StatusException ----
+
+  // Returns the sum of all ranks' tensors, added in rank order. Its gradient is
+  // that of each. COLLECTIVE.
+  at::Tensor Sum(const at::Tensor& addend);
+  // Returns the tensor; in backward the sum of all ranks' gradients. Once for a
+  // tensor that is used several times in a row. COLLECTIVE in backward.
+  at::Tensor SumInBackward(const at::Tensor& tensor);
+  // Returns all ranks' parts along `dim`. COLLECTIVE.
+  at::Tensor Gather(const at::Tensor& part, int64_t dim);
+  // Returns this rank's part along `dim`; in backward the parts of all.
+  // COLLECTIVE in backward. InvalidArgument if the ranks do not divide it.
+  at::Tensor Slice(const at::Tensor& whole, int64_t dim);
+
+  // ---- without autograd ----
+  at::Tensor SumOf(const at::Tensor& addend);
+  at::Tensor GatherOf(const at::Tensor& part, int64_t dim);
+  at::Tensor SliceOf(const at::Tensor& whole, int64_t dim) const;
+
+  // Forgets which tensor was summed in backward last, which keeps its graph.
+  void Forget();
+
+ private:
+  const std::shared_ptr<Communicator> ranks_;
+  int64_t collectives_ = 0;
+
+  std::mutex mutex_;
+  c10::weak_intrusive_ptr<c10::TensorImpl> last_{
+      c10::intrusive_ptr<c10::TensorImpl>()};
+  at::Tensor last_summed_;
+};
+
+}  // namespace tessera
+#endif  // PARALLEL_TENSOR_PART_GROUP_H_

@@ -1,0 +1,95 @@
+// Placed tensors: tensors of which each rank of a group has a part, which
+// unmodified code uses as if it had the whole.
+//
+//   placement   a rank's part                           the whole is
+//   S(d)        its slice along dimension d             the slices, in rank
+//   order P           an addend                               the sum, in rank
+//   order (none)      an ordinary tensor, equal on all ranks  that
+//
+// A placed tensor has the sizes of the whole, no memory of its own, and the
+// part in its backend_meta(). Its key, above autograd, has every operator that
+// gets one come to dispatch.cc first, where a rule computes with parts. So
+// autograd, parameters' tags (sharding/dispatch) and recomputation see parts
+// alone.
+//
+// What is equal on all ranks stays an ordinary tensor: it costs nothing, and
+// operators that have no rule are right. Its gradient is equal on all ranks,
+// too: where an ordinary tensor meets parts, backward adds up what comes back
+// (Megatron-LM's f; Shoeybi et al., 2019).
+//
+// All ranks of a group must call the same operators on placed tensors, in one
+// order. Errors of communication are thrown as StatusException.
+#ifndef PARALLEL_TENSOR_PLACED_H_
+#define PARALLEL_TENSOR_PLACED_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "ATen/core/Tensor.h"
+#include "base/above/above_autograd.h"
+#include "parallel/tensor/part_group.h"
+
+namespace tessera {
+
+struct TensorPlacement {
+  enum Kind { kShard, kSum };
+  Kind kind = kShard;
+  int64_t dim = 0;  // of kShard; not negative
+
+  static TensorPlacement Shard(int64_t dim) { return {kShard, dim}; }
+  static TensorPlacement Sum() { return {kSum, 0}; }
+};
+
+inline bool operator==(const TensorPlacement& a, const TensorPlacement& b) {
+  return a.kind == b.kind &&
+         (a.kind == TensorPlacement::kSum || a.dim == b.dim);
+}
+
+// What a placed tensor has in place of memory.
+struct Placed : c10::BackendMeta {
+  Placed(at::Tensor part, TensorPlacement placement,
+         std::shared_ptr<PartGroup> group)
+      : part(std::move(part)), placement(placement), group(std::move(group)) {}
+
+  at::Tensor part;
+  TensorPlacement placement;
+  std::shared_ptr<PartGroup> group;
+};
+
+// Returns null for an ordinary or undefined tensor.
+inline Placed* PlacedOf(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.key_set().has(kAboveKey)) return nullptr;
+  return static_cast<Placed*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
+}
+
+// Returns a placed tensor. With S(d) its size along d is the part's times the
+// ranks. LOCAL.
+at::Tensor Place(at::Tensor part, TensorPlacement placement,
+                 std::shared_ptr<PartGroup> group);
+
+// Makes `parameter`, which is whole, a placed one with that part; whoever holds
+// it has the placed one then, and its memory is given back. REQUIRES: `part`
+// has this rank's slice of its sizes. LOCAL.
+void PlaceInPlace(const at::Tensor& parameter, at::Tensor part,
+                  TensorPlacement placement, std::shared_ptr<PartGroup> group);
+
+// Has what autograd knows of a placed tensor follow its part, which was written
+// in place.
+void RenewHistory(const at::Tensor& tensor);
+
+// Returns the part of a placed tensor by which autograd goes on, or the tensor.
+at::Tensor PartForUse(const at::Tensor& tensor);
+
+// Returns the whole as an ordinary tensor, through autograd. COLLECTIVE if it
+// is placed.
+at::Tensor Whole(const at::Tensor& tensor);
+
+// Returns this rank's part of the tensor as S(dim), through autograd.
+// COLLECTIVE if it is placed otherwise; in backward, if it is not placed.
+at::Tensor PartAs(const at::Tensor& tensor, int64_t dim,
+                  const std::shared_ptr<PartGroup>& group);
+
+}  // namespace tessera
+#endif  // PARALLEL_TENSOR_PLACED_H_

@@ -1,0 +1,85 @@
+#include "parallel/tensor/rules.h"
+
+#include <torch/torch.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+
+namespace tessera {
+namespace {
+
+std::shared_ptr<PartGroup> GroupOf(const c10::IValue& value) {
+  if (value.isTensor()) {
+    const Placed* const placed = PlacedOf(value.toTensor());
+    return placed != nullptr ? placed->group : nullptr;
+  }
+  if (!value.isTensorList() && !value.isOptionalTensorList()) return nullptr;
+  for (const c10::IValue& each : value.toListRef()) {
+    if (auto group = GroupOf(each)) return group;
+  }
+  return nullptr;
+}
+
+using Rules = absl::flat_hash_map<std::string, PlacedRule>;
+
+Rules AllRules() {
+  Rules rules;
+  for (const auto& some :
+       {ProductRules(), ViewRules(), LayerRules(), PointwiseRules()}) {
+    for (const NamedRule& each : some) rules[each.name] = each.rule;
+  }
+  return rules;
+}
+
+}  // namespace
+
+PlacedCall::PlacedCall(const c10::OperatorHandle& op, torch::jit::Stack* stack)
+    : op_(op),
+      stack_(*stack),
+      begin_(stack->size() - op.schema().arguments().size()) {
+  for (size_t i = 0; group_ == nullptr && i < size(); ++i) {
+    group_ = GroupOf((*this)[i]);
+  }
+}
+
+at::Tensor PlacedCall::tensor(size_t i) const {
+  const c10::IValue& value = stack_[begin_ + i];
+  return value.isTensor() ? value.toTensor() : at::Tensor();
+}
+
+bool PlacedCall::IsShard(size_t i, int64_t dim) const {
+  const Placed* const of = placed(i);
+  return of != nullptr && of->placement == TensorPlacement::Shard(dim);
+}
+
+int64_t PlacedCall::Dim(size_t i, int64_t dims) const {
+  const int64_t dim = stack_[begin_ + i].toInt();
+  return dim < 0 ? dim + dims : dim;
+}
+
+bool PlacedCall::RunAs(TensorPlacement placement) {
+  Run();
+  stack_.back() = Place(stack_.back().toTensor(), placement, group_);
+  return true;
+}
+
+bool PlacedCall::Return(at::Tensor result) {
+  stack_.resize(begin_);
+  stack_.emplace_back(std::move(result));
+  return true;
+}
+
+PlacedRule FindRule(const c10::OperatorHandle& op) {
+  static const Rules* const rules = new Rules(AllRules());
+  const c10::FunctionSchema& schema = op.schema();
+  auto found =
+      rules->find(absl::StrCat(schema.name(), ".", schema.overload_name()));
+  if (found == rules->end()) found = rules->find(schema.name());
+  if (found != rules->end()) return found->second;
+  return op.hasTag(at::Tag::pointwise) ? &PointwiseRule : nullptr;
+}
+
+}  // namespace tessera

@@ -1,0 +1,73 @@
+// Rules: how an operator of placed tensors is computed from their parts.
+#ifndef PARALLEL_TENSOR_RULES_H_
+#define PARALLEL_TENSOR_RULES_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ATen/core/dispatch/Dispatcher.h"
+#include "ATen/core/stack.h"
+#include "parallel/tensor/placed.h"
+
+namespace tessera {
+
+// A call of an operator with a placed tensor among its arguments, which are the
+// last ones of a stack.
+class PlacedCall {
+ public:
+  PlacedCall(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+  const c10::OperatorHandle& op() const { return op_; }
+  const std::shared_ptr<PartGroup>& group() const { return group_; }
+  int64_t ranks() const { return group_->size(); }
+
+  size_t size() const { return stack_.size() - begin_; }
+  c10::IValue& operator[](size_t i) { return stack_[begin_ + i]; }
+  // An undefined tensor for None.
+  at::Tensor tensor(size_t i) const;
+  const Placed* placed(size_t i) const { return PlacedOf(tensor(i)); }
+  // Whether argument i is placed S(d), with that d.
+  bool IsShard(size_t i, int64_t dim) const;
+  // The dimension, not negative, that argument i names of a tensor of `dims`.
+  int64_t Dim(size_t i, int64_t dims) const;
+
+  // Runs the operator on what the arguments are now.
+  void Run() { op_.callBoxed(&stack_); }
+  // Runs it; its one result is a part of that placement.
+  bool RunAs(TensorPlacement placement);
+  // Ends the call with this result. Returns true.
+  bool Return(at::Tensor result);
+  bool Return(at::Tensor part, TensorPlacement placement) {
+    return Return(Place(std::move(part), placement, group_));
+  }
+
+ private:
+  const c10::OperatorHandle& op_;
+  torch::jit::Stack& stack_;
+  size_t begin_;
+  std::shared_ptr<PartGroup> group_;
+};
+
+// Computes the call, or returns false, with the arguments as they were, if it
+// has no way for these placements: then wholes are used.
+using PlacedRule = bool (*)(PlacedCall& call);
+
+// Returns null if there is none.
+PlacedRule FindRule(const c10::OperatorHandle& op);
+
+// ---- by files: {name, rule} ----
+struct NamedRule {
+  const char*
+      name;  // "aten::view"; of all overloads, or "aten::sum.dim_IntList"
+  PlacedRule rule;
+};
+std::vector<NamedRule> ProductRules();
+std::vector<NamedRule> ViewRules();
+std::vector<NamedRule> LayerRules();
+// Of operators with the tag pointwise, and of those that are like them.
+bool PointwiseRule(PlacedCall& call);
+std::vector<NamedRule> PointwiseRules();
+
+}  // namespace tessera
+#endif  // PARALLEL_TENSOR_RULES_H_
