@@ -38,8 +38,9 @@ const Known& KnownOf(const c10::OperatorHandle& op) {
   auto [it, is_new] = all.try_emplace(&op.schema());
   if (is_new) {
     it->second.rule = FindRule(op);
-    it->second.composite =
-        op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    it->second.composite = op.hasKernelForDispatchKey(
+                               c10::DispatchKey::CompositeImplicitAutograd) &&
+                           !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   }
   return it->second;
 }
@@ -104,7 +105,7 @@ bool OnPlaced(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
               torch::jit::Stack* stack) {
   PlacedCall call(op, stack);
   if (call.group() == nullptr) return false;
-  const Known& known = KnownOf(op);
+  const Known known = KnownOf(op);
   if (known.rule != nullptr && known.rule(call)) return true;
   if (known.composite) {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);

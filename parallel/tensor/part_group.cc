@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
+#include "parallel/tensor/placed.h"
 
 namespace tessera {
 namespace {
@@ -39,14 +40,17 @@ int64_t DimIn(AutogradContext* context) {
   return context->saved_data["dim"].toInt();
 }
 
+// Backwards may be differentiated again, and may get a placed gradient, of a
+// user's function.
 struct SumFunction : Function<SumFunction> {
-  static at::Tensor forward(AutogradContext* /*context*/,
-                            const at::Tensor& addend, PartGroup* group) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& addend,
+                            PartGroup* group) {
+    Keep(context, group, 0);
     return group->SumOf(addend);
   }
-  static variable_list backward(AutogradContext* /*context*/,
+  static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    return {gradients[0], at::Tensor()};
+    return {GroupIn(context).SumInBackward(Whole(gradients[0])), at::Tensor()};
   }
 };
 
@@ -58,7 +62,7 @@ struct SumInBackwardFunction : Function<SumInBackwardFunction> {
   }
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    return {GroupIn(context).SumOf(gradients[0]), at::Tensor()};
+    return {GroupIn(context).Sum(Whole(gradients[0])), at::Tensor()};
   }
 };
 
@@ -70,7 +74,7 @@ struct GatherFunction : Function<GatherFunction> {
   }
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    return {GroupIn(context).SliceOf(gradients[0], DimIn(context)).contiguous(),
+    return {GroupIn(context).Slice(Whole(gradients[0]), DimIn(context)),
             at::Tensor(), at::Tensor()};
   }
 };
@@ -83,7 +87,7 @@ struct SliceFunction : Function<SliceFunction> {
   }
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    return {GroupIn(context).GatherOf(gradients[0], DimIn(context)),
+    return {GroupIn(context).Gather(Whole(gradients[0]), DimIn(context)),
             at::Tensor(), at::Tensor()};
   }
 };
@@ -97,13 +101,16 @@ at::Tensor PartGroup::Sum(const at::Tensor& addend) {
 at::Tensor PartGroup::SumInBackward(const at::Tensor& tensor) {
   if (!tensor.requires_grad() || !at::GradMode::is_enabled()) return tensor;
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (last_._unsafe_get_target() == tensor.unsafeGetTensorImpl() &&
-      !last_.expired()) {
-    return last_summed_;
+  const std::shared_ptr<torch::autograd::Node> last = last_.lock();
+  if (last != nullptr &&
+      last->next_edge(0) == torch::autograd::impl::gradient_edge(tensor)) {
+    at::Tensor alias = tensor.detach();
+    torch::autograd::impl::set_gradient_edge(alias, {last, 0});
+    return alias;
   }
-  last_summed_ = SumInBackwardFunction::apply(tensor, this);
-  last_ = c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr());
-  return last_summed_;
+  const at::Tensor alias = SumInBackwardFunction::apply(tensor, this);
+  last_ = alias.grad_fn();
+  return alias;
 }
 
 at::Tensor PartGroup::Gather(const at::Tensor& part, int64_t dim) {
@@ -144,13 +151,6 @@ at::Tensor PartGroup::SliceOf(const at::Tensor& whole, int64_t dim) const {
         "] is to be divided by ", size(), " ranks, and cannot be")));
   }
   return whole.narrow(dim, rank() * (all / size()), all / size());
-}
-
-void PartGroup::Forget() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  last_summed_ = at::Tensor();
-  last_ = c10::weak_intrusive_ptr<c10::TensorImpl>(
-      c10::intrusive_ptr<c10::TensorImpl>());
 }
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #ifndef PARALLEL_TENSOR_PART_GROUP_H_
 #define PARALLEL_TENSOR_PART_GROUP_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -10,6 +11,10 @@
 
 #include "ATen/core/Tensor.h"
 #include "comm/communicator.h"
+
+namespace torch::autograd {
+struct Node;
+}
 
 namespace tessera {
 
@@ -41,17 +46,12 @@ class PartGroup : public std::enable_shared_from_this<PartGroup> {
   at::Tensor GatherOf(const at::Tensor& part, int64_t dim);
   at::Tensor SliceOf(const at::Tensor& whole, int64_t dim) const;
 
-  // Forgets which tensor was summed in backward last, which keeps its graph.
-  void Forget();
-
  private:
   const std::shared_ptr<Communicator> ranks_;
-  int64_t collectives_ = 0;
+  std::atomic<int64_t> collectives_ = 0;  // backward has threads of its own
 
   std::mutex mutex_;
-  c10::weak_intrusive_ptr<c10::TensorImpl> last_{
-      c10::intrusive_ptr<c10::TensorImpl>()};
-  at::Tensor last_summed_;
+  std::weak_ptr<torch::autograd::Node> last_;  // of SumInBackward
 };
 
 }  // namespace tessera

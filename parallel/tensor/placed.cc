@@ -142,6 +142,8 @@ void RenewHistory(const at::Tensor& tensor) {
   Connect(
       placed.part, tensor,
       std::make_shared<ToPlaced>(placed.part, placed.placement, placed.group));
+  const c10::intrusive_ptr<c10::TensorImpl> base = placed.base.lock();
+  if (base != nullptr) RenewHistory(at::Tensor(base));
 }
 
 void PlaceInPlace(const at::Tensor& parameter, at::Tensor part,
@@ -149,8 +151,18 @@ void PlaceInPlace(const at::Tensor& parameter, at::Tensor part,
   c10::TensorImpl* const impl = parameter.unsafeGetTensorImpl();
   PlacedImpl::AddKey(impl);
   impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
-  impl->set_backend_meta(c10::make_intrusive<Placed>(std::move(part), placement,
-                                                     std::move(group)));
+  auto placed =
+      c10::make_intrusive<Placed>(std::move(part), placement, std::move(group));
+  if (placed->part.requires_grad()) {
+    // A function of the user's that is given the parameter gets this one.
+    placed->accumulator =
+        std::make_shared<ToPlaced>(placed->part, placement, placed->group);
+    placed->accumulator->add_next_edge(
+        torch::autograd::impl::gradient_edge(placed->part));
+    placed->accumulator->add_input_metadata(parameter);
+    torch::autograd::impl::set_grad_accumulator(parameter, placed->accumulator);
+  }
+  impl->set_backend_meta(std::move(placed));
 }
 
 at::Tensor PartForUse(const at::Tensor& tensor) {
@@ -168,6 +180,8 @@ at::Tensor PartForUse(const at::Tensor& tensor) {
   at::Tensor part = placed->part.detach();
   Connect(tensor, part,
           std::make_shared<ToPart>(placed->placement, placed->group));
+  placed->part = part;
+  RenewHistory(tensor);
   return part;
 }
 

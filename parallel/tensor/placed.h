@@ -53,9 +53,20 @@ struct Placed : c10::BackendMeta {
          std::shared_ptr<PartGroup> group)
       : part(std::move(part)), placement(placement), group(std::move(group)) {}
 
+  // Of a tensor's data(), which has no history.
+  c10::intrusive_ptr<c10::BackendMeta> clone(
+      const c10::intrusive_ptr<c10::BackendMeta>& /*self*/) const override {
+    return c10::make_intrusive<Placed>(part.detach(), placement, group);
+  }
+
   at::Tensor part;
   TensorPlacement placement;
   std::shared_ptr<PartGroup> group;
+  // The placed tensor that this is a view of; null: none, or it is gone.
+  c10::weak_intrusive_ptr<c10::TensorImpl> base{
+      c10::intrusive_ptr<c10::TensorImpl>()};
+  // Of a parameter: what takes gradients of it to its part.
+  std::shared_ptr<torch::autograd::Node> accumulator;
 };
 
 // Returns null for an ordinary or undefined tensor.

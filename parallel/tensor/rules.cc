@@ -43,6 +43,9 @@ PlacedCall::PlacedCall(const c10::OperatorHandle& op, torch::jit::Stack* stack)
   for (size_t i = 0; group_ == nullptr && i < size(); ++i) {
     group_ = GroupOf((*this)[i]);
   }
+  if (group_ != nullptr && size() > 0 && placed(0) != nullptr) {
+    first_ = tensor(0);
+  }
 }
 
 at::Tensor PlacedCall::tensor(size_t i) const {
@@ -62,8 +65,20 @@ int64_t PlacedCall::Dim(size_t i, int64_t dims) const {
 
 bool PlacedCall::RunAs(TensorPlacement placement) {
   Run();
-  stack_.back() = Place(stack_.back().toTensor(), placement, group_);
+  stack_.back() = Made(stack_.back().toTensor(), placement);
   return true;
+}
+
+at::Tensor PlacedCall::Made(at::Tensor part, TensorPlacement placement) const {
+  const bool view = first_.defined() && part.is_view();
+  at::Tensor made = Place(std::move(part), placement, group_);
+  if (!view) return made;
+  const c10::intrusive_ptr<c10::TensorImpl> base =
+      PlacedOf(first_)->base.lock();
+  const at::Tensor of = base != nullptr ? at::Tensor(base) : first_;
+  PlacedOf(made)->base =
+      c10::weak_intrusive_ptr<c10::TensorImpl>(of.getIntrusivePtr());
+  return made;
 }
 
 bool PlacedCall::Return(at::Tensor result) {
@@ -75,11 +90,20 @@ bool PlacedCall::Return(at::Tensor result) {
 PlacedRule FindRule(const c10::OperatorHandle& op) {
   static const Rules* const rules = new Rules(AllRules());
   const c10::FunctionSchema& schema = op.schema();
+  for (const c10::Argument& argument : schema.arguments()) {
+    if (argument.is_out()) return nullptr;
+  }
   auto found =
       rules->find(absl::StrCat(schema.name(), ".", schema.overload_name()));
   if (found == rules->end()) found = rules->find(schema.name());
   if (found != rules->end()) return found->second;
-  return op.hasTag(at::Tag::pointwise) ? &PointwiseRule : nullptr;
+  const bool one_tensor =
+      schema.returns().size() == 1 &&
+      schema.returns()[0].type()->kind() == c10::TypeKind::TensorType;
+  return op.hasTag(at::Tag::pointwise) && one_tensor &&
+                 !op.hasTag(at::Tag::nondeterministic_seeded)
+             ? &PointwiseRule
+             : nullptr;
 }
 
 }  // namespace tessera

@@ -39,14 +39,17 @@ class PlacedCall {
   // Ends the call with this result. Returns true.
   bool Return(at::Tensor result);
   bool Return(at::Tensor part, TensorPlacement placement) {
-    return Return(Place(std::move(part), placement, group_));
+    return Return(Made(std::move(part), placement));
   }
+  // Returns a placed result, which may be a view of argument 0.
+  at::Tensor Made(at::Tensor part, TensorPlacement placement) const;
 
  private:
   const c10::OperatorHandle& op_;
   torch::jit::Stack& stack_;
   size_t begin_;
   std::shared_ptr<PartGroup> group_;
+  at::Tensor first_;  // argument 0, if it is placed
 };
 
 // Computes the call, or returns false, with the arguments as they were, if it

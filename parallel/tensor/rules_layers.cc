@@ -69,6 +69,7 @@ bool EmbeddingRule(PlacedCall& call) {
     return call.Return(
         RowsOf(PartForUse(call.tensor(0)), indices, call.group().get()));
   }
+  if (!call.IsShard(0, 1)) return false;
   call[0] = PartForUse(call.tensor(0));
   call[1] = indices;
   return call.RunAs(TensorPlacement::Shard(indices.dim()));
@@ -171,7 +172,7 @@ bool SumRule(PlacedCall& call) {
 bool MeanRule(PlacedCall& call) {
   const Placed* const placed = call.placed(0);
   if (placed == nullptr || placed->placement.kind != TensorPlacement::kShard ||
-      call.size() < 3 || call[1].isNone()) {
+      call.size() < 3 || call[1].isNone() || call[1].toIntVector().empty()) {
     return false;
   }
   const int64_t dims = call.tensor(0).dim();
@@ -193,8 +194,9 @@ std::vector<NamedRule> LayerRules() {
           {"aten::embedding", &EmbeddingRule},
           {"aten::scaled_dot_product_attention", &AttentionRule},
           {"aten::cross_entropy_loss", &CrossEntropyRule},
-          {"aten::sum", &SumRule},
-          {"aten::mean", &MeanRule}};
+          {"aten::sum.", &SumRule},
+          {"aten::sum.dim_IntList", &SumRule},
+          {"aten::mean.dim", &MeanRule}};
 }
 
 }  // namespace tessera

@@ -44,6 +44,7 @@ bool DropoutRule(PlacedCall& call) {
   }
   // All ranks draw for the whole, from one state of the generator.
   const at::Tensor part = PartForUse(input);
+  if (p == 1) return call.Return(part * 0, placed->placement);
   const at::Tensor all =
       at::empty(input.sizes(), part.options()).bernoulli_(1 - p);
   const at::Tensor mask =
@@ -82,7 +83,7 @@ bool PointwiseRule(PlacedCall& call) {
     const at::Tensor tensor = call.tensor(i);
     if (!tensor.defined()) continue;
     call[i] = in_place && i == 0
-                  ? written->part
+                  ? PartForUse(self)
                   : PartOfArgument(tensor, from_end, call.group());
   }
   call.Run();
@@ -98,9 +99,9 @@ std::vector<NamedRule> PointwiseRules() {
   return {{"aten::dropout", &DropoutRule}, {"aten::contiguous", &LikeRule},
           {"aten::detach", &LikeRule},     {"aten::alias", &LikeRule},
           {"aten::clone", &LikeRule},      {"aten::to", &LikeRule},
-          {"aten::_to_copy", &LikeRule},   {"aten::type_as", &PointwiseRule},
-          {"aten::zeros_like", &LikeRule}, {"aten::ones_like", &LikeRule},
-          {"aten::empty_like", &LikeRule}, {"aten::full_like", &LikeRule}};
+          {"aten::_to_copy", &LikeRule},   {"aten::zeros_like", &LikeRule},
+          {"aten::ones_like", &LikeRule},  {"aten::empty_like", &LikeRule},
+          {"aten::full_like", &LikeRule}};
 }
 
 }  // namespace tessera

@@ -132,9 +132,9 @@ bool AddmmRule(PlacedCall& call) {
 }  // namespace
 
 std::vector<NamedRule> ProductRules() {
-  return {{"aten::matmul", &MatmulRule},
-          {"aten::mm", &MatmulRule},
-          {"aten::bmm", &MatmulRule},
+  return {{"aten::matmul.", &MatmulRule},
+          {"aten::mm.", &MatmulRule},
+          {"aten::bmm.", &MatmulRule},
           {"aten::linear", &LinearRule},
           {"aten::addmm.", &AddmmRule}};
 }

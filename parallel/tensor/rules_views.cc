@@ -150,7 +150,9 @@ bool ExpandRule(PlacedCall& call) {
   const at::Tensor whole = call.tensor(0);
   std::vector<int64_t> sizes = call[1].toIntVector();
   const int64_t now = *dim + static_cast<int64_t>(sizes.size()) - whole.dim();
+  if (now < 0) return false;
   int64_t& size = sizes[static_cast<size_t>(now)];
+  if (size != -1 && size != whole.size(*dim)) return false;
   if (size != -1) size /= call.ranks();
   call[1] = sizes;
   return OnPart(call, now);
@@ -179,12 +181,11 @@ bool SplitRule(PlacedCall& call) {
   const std::optional<int64_t> dim = DividedDim(call);
   if (!dim.has_value()) return false;
   if (call.Dim(2, call.tensor(0).dim()) == *dim) return false;
-  const auto group = call.group();
   call[0] = PartForUse(call.tensor(0));
   call.Run();
   std::vector<at::Tensor> parts = call[0].toTensorVector();
   for (at::Tensor& part : parts) {
-    part = Place(part, TensorPlacement::Shard(*dim), group);
+    part = call.Made(part, TensorPlacement::Shard(*dim));
   }
   call[0] = parts;
   return true;
@@ -205,6 +206,9 @@ bool CatRule(PlacedCall& call) {
   }
   if (!dim.has_value()) return false;
   const bool stacks = call.op().schema().name() == "aten::stack";
+  for (const at::Tensor& each : tensors) {
+    if (each.dim() != tensors[0].dim()) return false;  // an empty one
+  }
   const int64_t at = call.Dim(1, tensors[0].dim() + (stacks ? 1 : 0));
   if (!stacks && at == *dim) return false;
   for (at::Tensor& each : tensors) each = PartAs(each, *dim, call.group());
