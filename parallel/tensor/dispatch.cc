@@ -9,6 +9,7 @@
 // What is written in place keeps its placement in each case.
 #include <torch/torch.h>
 
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/above/above_autograd.h"
 #include "base/log.h"
+#include "base/torch_guard.h"
 #include "parallel/tensor/placed.h"
 #include "parallel/tensor/rules.h"
 
@@ -78,20 +80,58 @@ c10::IValue WholeOf(const c10::IValue& value) {
   return value;
 }
 
+[[noreturn]] void RefuseWrite(const c10::OperatorHandle& op) {
+  ThrowIfError(absl::FailedPreconditionError(absl::StrCat(
+      op.schema().name(),
+      " would write to a view of a tensor that is divided among ranks, and "
+      "there is no such view of its parts: write to the tensor itself, or to "
+      "a clone()")));
+  std::abort();
+}
+
+// Has results that may be views of a whole remembered as such.
+void MarkViews(PlacedCall& call, size_t results) {
+  const auto group = call.group();
+  const auto mark = [&group](const at::Tensor& t) {
+    return t.defined() && PlacedOf(t) == nullptr
+               ? Place(t, TensorPlacement::WholeView(), group)
+               : t;
+  };
+  for (size_t i = 0; i < results; ++i) {
+    if (call[i].isTensor()) {
+      call[i] = mark(call.tensor(i));
+    } else if (call[i].isTensorList()) {
+      std::vector<at::Tensor> views = call[i].toTensorVector();
+      for (at::Tensor& each : views) each = mark(each);
+      call[i] = views;
+    }
+  }
+}
+
 // Runs the operator on wholes, and writes what it has written to the parts.
 void RunOnWholes(PlacedCall& call) {
-  TellOnce(call.op());
   const auto group = call.group();
   const auto& arguments = call.op().schema().arguments();
   std::vector<std::pair<at::Tensor, at::Tensor>> written;  // placed, whole
+  bool gathers = false, views = false;
   for (size_t i = 0; i < call.size(); ++i) {
     const at::Tensor given = call.tensor(i);
+    const Placed* const placed = PlacedOf(given);
     call[i] = WholeOf(call[i]);
-    if (PlacedOf(given) != nullptr && arguments[i].alias_info() != nullptr &&
-        arguments[i].alias_info()->isWrite()) {
+    if (placed == nullptr) continue;
+    const bool is_view = placed->placement == TensorPlacement::WholeView();
+    gathers |= !is_view;
+    const c10::AliasInfo* const alias = arguments[i].alias_info();
+    if (alias == nullptr) continue;
+    if (!alias->isWrite()) {
+      views = true;
+    } else if (is_view) {
+      RefuseWrite(call.op());
+    } else {
       written.emplace_back(given, call.tensor(i));
     }
   }
+  if (gathers) TellOnce(call.op());
   call.Run();
   for (const auto& [placed, whole] : written) {
     const Placed& of = *PlacedOf(placed);
@@ -99,6 +139,7 @@ void RunOnWholes(PlacedCall& call) {
     RenewHistory(placed);
     if (call.size() > 0 && call.tensor(0).is_same(whole)) call[0] = placed;
   }
+  if (views) MarkViews(call, call.op().schema().returns().size());
 }
 
 bool OnPlaced(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,

@@ -54,7 +54,7 @@ at::Tensor PartOfGradient(const at::Tensor& gradient,
                           const TensorPlacement& placement,
                           const std::shared_ptr<PartGroup>& group) {
   if (!gradient.defined()) return gradient;
-  if (placement.kind == TensorPlacement::kSum) return Whole(gradient);
+  if (placement.kind == TensorPlacement::kWholeView) return Whole(gradient);
   return PartAs(gradient, placement.dim, group);
 }
 
@@ -100,8 +100,8 @@ class ToPart : public Node {
 
  private:
   variable_list apply(variable_list&& gradients) override {
-    // Of a sum each addend has the gradient, which is equal on all ranks.
-    if (!gradients[0].defined() || placement_.kind == TensorPlacement::kSum) {
+    if (!gradients[0].defined() ||
+        placement_.kind == TensorPlacement::kWholeView) {
       return std::move(gradients);
     }
     return {Place(std::move(gradients[0]), placement_, group_)};
@@ -189,8 +189,8 @@ at::Tensor Whole(const at::Tensor& tensor) {
   Placed* const placed = PlacedOf(tensor);
   if (placed == nullptr) return tensor;
   const at::Tensor part = PartForUse(tensor);
-  return placed->placement.kind == TensorPlacement::kSum
-             ? placed->group->Sum(part)
+  return placed->placement.kind == TensorPlacement::kWholeView
+             ? part
              : placed->group->Gather(part, placed->placement.dim);
 }
 

@@ -1,10 +1,10 @@
 // Placed tensors: tensors of which each rank of a group has a part, which
 // unmodified code uses as if it had the whole.
 //
-//   placement   a rank's part                           the whole is
-//   S(d)        its slice along dimension d             the slices, in rank
-//   order P           an addend                               the sum, in rank
-//   order (none)      an ordinary tensor, equal on all ranks  that
+//   S(d)     this rank's slice along dimension d; slices follow by rank
+//   view     a view of a whole that was gathered: to be read only, since a
+//            write would not reach the parts
+//   (none)   an ordinary tensor, equal on all ranks
 //
 // A placed tensor has the sizes of the whole, no memory of its own, and the
 // part in its backend_meta(). Its key, above autograd, has every operator that
@@ -34,17 +34,17 @@
 namespace tessera {
 
 struct TensorPlacement {
-  enum Kind { kShard, kSum };
+  enum Kind { kShard, kWholeView };
   Kind kind = kShard;
   int64_t dim = 0;  // of kShard; not negative
 
   static TensorPlacement Shard(int64_t dim) { return {kShard, dim}; }
-  static TensorPlacement Sum() { return {kSum, 0}; }
+  static TensorPlacement WholeView() { return {kWholeView, 0}; }
 };
 
 inline bool operator==(const TensorPlacement& a, const TensorPlacement& b) {
   return a.kind == b.kind &&
-         (a.kind == TensorPlacement::kSum || a.dim == b.dim);
+         (a.kind == TensorPlacement::kWholeView || a.dim == b.dim);
 }
 
 // What a placed tensor has in place of memory.

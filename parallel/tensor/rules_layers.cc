@@ -47,8 +47,14 @@ bool SoftmaxRule(PlacedCall& call) {
 
 // Rows of a matrix that is divided by rows (vocabulary-parallel): each rank
 // gives those that it has, and zeros.
+void CheckRange(const at::Tensor& indices, int64_t size, const char* what) {
+  at::_assert_async(indices.ge(0).logical_and_(indices.lt(size)).all(), what);
+}
+
 at::Tensor RowsOf(const at::Tensor& part, const at::Tensor& indices,
                   PartGroup* group) {
+  CheckRange(indices, part.size(0) * group->size(),
+             "embedding: an index is not that of a row");
   const int64_t first = group->rank() * part.size(0);
   const at::Tensor own = indices - first;
   const at::Tensor elsewhere = own.lt(0).logical_or_(own.ge(part.size(0)));
@@ -120,23 +126,28 @@ bool CrossEntropyRule(PlacedCall& call) {
   }
   const int64_t reduction = call[3].toInt(), ignored = call[4].toInt();
   const auto group = call.group();
-  const at::Tensor logits = PartForUse(call.tensor(0));
+  at::Tensor logits = PartForUse(call.tensor(0));
+  const at::ScalarType dtype = logits.scalar_type();
+  if (at::isReducedFloatingType(dtype)) logits = logits.to(at::kFloat);
   const int64_t classes = logits.size(1), first = group->rank() * classes;
   const at::Tensor most =
       group->GatherOf(logits.detach().amax(1, true), 1).amax(1, true);
   const at::Tensor shifted = logits - most;
   const at::Tensor sums = group->Sum(shifted.exp().sum(1));
+  const at::Tensor counts = targets.ne(ignored);
+  CheckRange(targets.masked_fill(~counts, 0), classes * group->size(),
+             "cross_entropy: a target is not that of a class");
   const at::Tensor own = targets - first;
   const at::Tensor elsewhere = own.lt(0).logical_or_(own.ge(classes));
   const at::Tensor chosen =
       shifted.gather(1, own.masked_fill(elsewhere, 0).unsqueeze(1)).squeeze(1);
   const at::Tensor meant = group->Sum(chosen.masked_fill(elsewhere, 0));
-  const at::Tensor counts = targets.ne(ignored);
   const at::Tensor losses = (sums.log() - meant).masked_fill(~counts, 0);
-  if (reduction == at::Reduction::None) return call.Return(losses);
+  if (reduction == at::Reduction::None) return call.Return(losses.to(dtype));
   const at::Tensor sum = losses.sum();
-  return call.Return(reduction == at::Reduction::Sum ? sum
-                                                     : sum / counts.sum());
+  const at::Tensor result =
+      reduction == at::Reduction::Sum ? sum : sum / counts.sum();
+  return call.Return(result.to(dtype));
 }
 
 // A sum over some dimensions: of a divided one, the parts' sums are added up.

@@ -96,11 +96,22 @@ bool PointwiseRule(PlacedCall& call) {
 }
 
 std::vector<NamedRule> PointwiseRules() {
-  return {{"aten::dropout", &DropoutRule}, {"aten::contiguous", &LikeRule},
-          {"aten::detach", &LikeRule},     {"aten::alias", &LikeRule},
-          {"aten::clone", &LikeRule},      {"aten::to", &LikeRule},
-          {"aten::_to_copy", &LikeRule},   {"aten::zeros_like", &LikeRule},
-          {"aten::ones_like", &LikeRule},  {"aten::empty_like", &LikeRule},
+  // Some have no tag.
+  return {{"aten::copy_", &PointwiseRule},
+          {"aten::fill_", &PointwiseRule},
+          {"aten::zero_", &PointwiseRule},
+          {"aten::masked_fill", &PointwiseRule},
+          {"aten::masked_fill_", &PointwiseRule},
+          {"aten::dropout", &DropoutRule},
+          {"aten::contiguous", &LikeRule},
+          {"aten::detach", &LikeRule},
+          {"aten::alias", &LikeRule},
+          {"aten::clone", &LikeRule},
+          {"aten::to", &LikeRule},
+          {"aten::_to_copy", &LikeRule},
+          {"aten::zeros_like", &LikeRule},
+          {"aten::ones_like", &LikeRule},
+          {"aten::empty_like", &LikeRule},
           {"aten::full_like", &LikeRule}};
 }
 

@@ -20,7 +20,7 @@ at::Tensor WholeForParts(const at::Tensor& tensor, PartGroup* group) {
 // of these is of the whole.
 struct Plan {
   at::Tensor a, b;
-  TensorPlacement result;
+  std::optional<TensorPlacement> result;  // none: addends of the whole
 };
 
 // Along which dimension a factor is divided; -1: it is not.
@@ -51,8 +51,7 @@ std::optional<Plan> PlanProduct(const at::Tensor& a, const at::Tensor& b,
                 TensorPlacement::Shard(result_dims - 1)};
   }
   if (along_b == inputs_b) {  // row-parallel
-    return Plan{PartAs(a, last_a, group), PartForUse(b),
-                TensorPlacement::Sum()};
+    return Plan{PartAs(a, last_a, group), PartForUse(b), std::nullopt};
   }
   if (along_b >= 0) {  // of a batch
     return Plan{PartAs(a, along_b, group), PartForUse(b),
@@ -60,8 +59,7 @@ std::optional<Plan> PlanProduct(const at::Tensor& a, const at::Tensor& b,
   }
   if (along_a < 0) return std::nullopt;
   if (along_a == last_a) {
-    return Plan{PartForUse(a), PartAs(b, inputs_b, group),
-                TensorPlacement::Sum()};
+    return Plan{PartForUse(a), PartAs(b, inputs_b, group), std::nullopt};
   }
   if (matrix || along_a == last_a - 1) {  // rows of a
     return Plan{PartForUse(a), WholeForParts(b, group.get()),
@@ -73,11 +71,11 @@ std::optional<Plan> PlanProduct(const at::Tensor& a, const at::Tensor& b,
 
 // Ends a call with a product of parts; addends are added up.
 bool ReturnProduct(PlacedCall& call, at::Tensor product,
-                   const TensorPlacement& placement) {
-  if (placement.kind == TensorPlacement::kSum) {
+                   const std::optional<TensorPlacement>& placement) {
+  if (!placement.has_value()) {
     return call.Return(call.group()->Sum(product));
   }
-  return call.Return(std::move(product), placement);
+  return call.Return(std::move(product), *placement);
 }
 
 bool MatmulRule(PlacedCall& call) {
@@ -95,16 +93,16 @@ bool LinearRule(PlacedCall& call) {
   if (!plan.has_value()) return false;
   const auto& group = call.group();
   const int64_t last = call.tensor(0).dim() - 1;
-  if (plan->result.kind == TensorPlacement::kSum) {
+  if (!plan->result.has_value()) {
     at::Tensor sum = group->Sum(at::linear(plan->a, plan->b));
     return call.Return(bias.defined() ? sum + Whole(bias) : sum);
   }
   at::Tensor part;
   if (bias.defined()) {
-    part = plan->result.dim == last ? PartAs(bias, 0, group)
-                                    : WholeForParts(bias, group.get());
+    part = plan->result->dim == last ? PartAs(bias, 0, group)
+                                     : WholeForParts(bias, group.get());
   }
-  return call.Return(at::linear(plan->a, plan->b, part), plan->result);
+  return call.Return(at::linear(plan->a, plan->b, part), *plan->result);
 }
 
 // bias + a @ b, as torch::nn::functional::linear calls it.
@@ -118,15 +116,15 @@ bool AddmmRule(PlacedCall& call) {
       PlanProduct(call.tensor(1), call.tensor(2), false, call.group());
   if (!plan.has_value()) return false;
   const auto& group = call.group();
-  if (plan->result.kind == TensorPlacement::kSum) {
+  if (!plan->result.has_value()) {
     return call.Return(group->Sum(at::mm(plan->a, plan->b)) + Whole(bias));
   }
-  const bool per_output = plan->result.dim == 1;
+  const bool per_output = plan->result->dim == 1;
   const int64_t along = bias.dim() - (per_output ? 1 : 2);
   const at::Tensor part = along >= 0 && bias.size(along) > 1
                               ? PartAs(bias, along, group)
                               : WholeForParts(bias, group.get());
-  return call.Return(at::addmm(part, plan->a, plan->b), plan->result);
+  return call.Return(at::addmm(part, plan->a, plan->b), *plan->result);
 }
 
 }  // namespace

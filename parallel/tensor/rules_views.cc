@@ -236,6 +236,7 @@ std::vector<NamedRule> ViewRules() {
           {"aten::cumsum", &AlongRule},
           {"aten::select.int", &SelectRule},
           {"aten::split.Tensor", &SplitRule},
+          {"aten::split_with_sizes", &SplitRule},
           {"aten::chunk", &SplitRule},
           {"aten::cat", &CatRule},
           {"aten::stack", &CatRule}};

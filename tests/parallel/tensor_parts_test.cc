@@ -348,6 +348,41 @@ TEST(TensorParts, AFunctionOfTheUsersIsNotCutFromTheGraph) {
   }
 }
 
+// A view that parts do not have is of a copy, which must not be written.
+TESSERA_RANK_FUNCTION(WriteToAViewWithoutARule) {
+  Net net;
+  Divide(net, std::make_shared<PartGroup>(world.communicator()));
+  const absl::Status status = CatchTorch("writing", [&] {
+    const Tensor y = net->a->up(at::ones({2, kDim}, at::kDouble));
+    y.slice(1, 0, 5).mul_(3);
+  });
+  return std::string(status.message());
+}
+
+TEST(TensorParts, AViewWithoutARuleIsNotWritten) {
+  for (auto& answer : RankPool::Get(2)->Run("WriteToAViewWithoutARule", "")) {
+    TESSERA_ASSERT_OK(answer);
+    EXPECT_THAT(*answer, HasSubstr("aten::mul_ would write to a view"));
+  }
+}
+
+TESSERA_RANK_FUNCTION(TargetOutOfRange) {
+  Net net;
+  Divide(net, std::make_shared<PartGroup>(world.communicator()));
+  const absl::Status status = CatchTorch("loss", [&] {
+    F::cross_entropy(net->head(at::ones({2, kDim}, at::kDouble)),
+                     at::full({2}, kWords));
+  });
+  return std::string(status.message());
+}
+
+TEST(TensorParts, TargetsOutOfRangeAreErrors) {
+  for (auto& answer : RankPool::Get(2)->Run("TargetOutOfRange", "")) {
+    TESSERA_ASSERT_OK(answer);
+    EXPECT_THAT(*answer, HasSubstr("a target is not that of a class"));
+  }
+}
+
 class TensorPartsTest
     : public testing::TestWithParam<std::tuple<std::string, int>> {};
 
