@@ -2,9 +2,8 @@
 //
 //   a rule (rules.h)          parts are computed with parts
 //   a composite               is taken apart; its operators come here
-//   anything else             gets wholes and runs on every rank: right, and
-//   slow,
-//                             so a line is logged once for each such operator
+//   anything else             gets wholes, on every rank: right, and slow, so
+//                             a line is logged once for each such operator
 //
 // What is written in place keeps its placement in each case.
 #include <torch/torch.h>
@@ -15,7 +14,6 @@
 #include <vector>
 
 #include "ATen/core/dispatch/Dispatcher.h"
-#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"

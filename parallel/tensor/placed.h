@@ -53,7 +53,7 @@ struct Placed : c10::BackendMeta {
          std::shared_ptr<PartGroup> group)
       : part(std::move(part)), placement(placement), group(std::move(group)) {}
 
-  // Of a tensor's data(), which has no history.
+  // Makes what a tensor's data() has: it has no history.
   c10::intrusive_ptr<c10::BackendMeta> clone(
       const c10::intrusive_ptr<c10::BackendMeta>& /*self*/) const override {
     return c10::make_intrusive<Placed>(part.detach(), placement, group);
@@ -65,7 +65,7 @@ struct Placed : c10::BackendMeta {
   // The placed tensor that this is a view of; null: none, or it is gone.
   c10::weak_intrusive_ptr<c10::TensorImpl> base{
       c10::intrusive_ptr<c10::TensorImpl>()};
-  // Of a parameter: what takes gradients of it to its part.
+  // Takes gradients of a parameter to its part; null: it is no parameter.
   std::shared_ptr<torch::autograd::Node> accumulator;
 };
 

@@ -61,14 +61,15 @@ PlacedRule FindRule(const c10::OperatorHandle& op);
 
 // ---- by files: {name, rule} ----
 struct NamedRule {
-  const char*
-      name;  // "aten::view"; of all overloads, or "aten::sum.dim_IntList"
+  // "aten::view", for all overloads; "aten::sum.dim_IntList"; "aten::mm." for
+  // the one without a name.
+  const char* name;
   PlacedRule rule;
 };
 std::vector<NamedRule> ProductRules();
 std::vector<NamedRule> ViewRules();
 std::vector<NamedRule> LayerRules();
-// Of operators with the tag pointwise, and of those that are like them.
+// Computes operators with the tag pointwise, and those that are like them.
 bool PointwiseRule(PlacedCall& call);
 std::vector<NamedRule> PointwiseRules();
 

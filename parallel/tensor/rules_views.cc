@@ -158,7 +158,7 @@ bool ExpandRule(PlacedCall& call) {
   return OnPart(call, now);
 }
 
-// Of operators whose argument 1 is a dimension that they read along, which the
+// Computes operators that read along a dimension, argument 1, which the
 // result has, too.
 bool AlongRule(PlacedCall& call) {
   const std::optional<int64_t> dim = DividedDim(call);
@@ -167,7 +167,7 @@ bool AlongRule(PlacedCall& call) {
   return OnPart(call, *dim);
 }
 
-// The same, of operators whose result lacks that dimension.
+// Computes the same where the result lacks that dimension.
 bool SelectRule(PlacedCall& call) {
   const std::optional<int64_t> dim = DividedDim(call);
   if (!dim.has_value() || !call[1].isInt()) return false;
@@ -176,7 +176,7 @@ bool SelectRule(PlacedCall& call) {
   return OnPart(call, *dim > at ? *dim - 1 : *dim);
 }
 
-// Of operators that give a list of tensors; argument 2 is the dimension.
+// Computes operators that give a list of tensors; argument 2 is the dimension.
 bool SplitRule(PlacedCall& call) {
   const std::optional<int64_t> dim = DividedDim(call);
   if (!dim.has_value()) return false;

@@ -277,11 +277,12 @@ TEST(PlanUnits, AClassThatIsNotThereIsAnError) {
         &PartitionOptions::fp32_classes}) {
     PartitionOptions options;
     options.*list = {"Block", "Iner"};
-    EXPECT_THAT(PlanUnits(Model(), options),
-                Refused("_classes: ", "'Iner'",
-                        absl::StrCat("first: ",
-                                     c10::demangle(typeid(Inner).name()), ", "),
-                        "::TailImpl", "::Model"));
+    EXPECT_THAT(
+        PlanUnits(Model(), options),
+        Refused(
+            "_classes: ", "'Iner'",
+            absl::StrCat("first: ", c10::demangle(typeid(Inner).name()), ", "),
+            "::TailImpl", "::Model"));
   }
 }
 
