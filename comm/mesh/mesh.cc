@@ -10,51 +10,46 @@ namespace tessera {
 absl::StatusOr<std::shared_ptr<Mesh>> Mesh::Create(
     std::shared_ptr<Communicator> job, std::vector<MeshAxis> axes) {
   const std::shared_ptr<Mesh> mesh(new Mesh(std::move(job)));
+  TESSERA_RETURN_IF_ERROR(mesh->AddAll("the job", mesh->job_->world_size(),
+                                       /*stride=*/1, std::move(axes)));
+  return mesh;
+}
+
+absl::Status Mesh::Divide(absl::string_view axis, std::vector<MeshAxis> parts) {
+  TESSERA_RETURN_IF_ERROR(Find(axis).status());
+  const Axis& of = Get(axis);
+  return AddAll(absl::StrCat("axis '", axis, "'"), of.size, of.stride,
+                std::move(parts));
+}
+
+// `of`, in words, has `size` ranks, each `stride` after the one before.
+absl::Status Mesh::AddAll(const std::string& of, int64_t size, int64_t stride,
+                          std::vector<MeshAxis> axes) {
   const std::string all =
       absl::StrJoin(axes, " x ", [](std::string* text, const MeshAxis& axis) {
         absl::StrAppend(text, axis.name, " ", axis.size);
       });
-  const int world_size = mesh->job_->world_size();
   int64_t ranks = 1;
   for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
-    if (axis->size < 1 || world_size % (ranks * axis->size) != 0) {
+    if (axis->size < 1 || size % (ranks * axis->size) != 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "mesh ", all, ": axis '", axis->name, "' has size ", axis->size,
-          ", expected a divisor of ", world_size / ranks, " (", world_size,
+          ", expected a divisor of ", size / ranks, " (", size,
           " ranks over the sizes of the axes after it)"));
     }
-    const int64_t stride = ranks;
+    if (axis->name.empty() || Find(axis->name).ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "mesh: axis '", axis->name, "': expected a name of its own"));
+    }
+    if (axis->what.empty()) axis->what = axis->name;
+    const int64_t each = stride * ranks;
     ranks *= axis->size;
-    TESSERA_RETURN_IF_ERROR(mesh->Add(std::move(*axis), stride));
+    axes_.push_back({std::move(*axis), each, nullptr});
   }
-  if (ranks == world_size) return mesh;
+  if (ranks == size) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("mesh ", all, ": the axes have ", ranks,
-                   " ranks, expected all of the job's ", world_size));
-}
-
-absl::Status Mesh::Add(MeshAxis axis, int64_t stride) {
-  if (axis.name.empty() || Find(axis.name).ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "mesh: axis '", axis.name, "': expected a name of its own"));
-  }
-  if (axis.what.empty()) axis.what = axis.name;
-  axes_.push_back({std::move(axis), stride, nullptr});
-  return absl::OkStatus();
-}
-
-absl::Status Mesh::Join(absl::string_view name, absl::string_view first,
-                        absl::string_view last) {
-  TESSERA_RETURN_IF_ERROR(Find(first).status());
-  TESSERA_RETURN_IF_ERROR(Find(last).status());
-  const Axis &outer = Get(first), &inner = Get(last);
-  if (outer.stride < inner.stride * inner.size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("mesh: '", name, "' joins '", first, "' and '", last,
-                     "', expected an axis and one inside of it"));
-  }
-  const int64_t ranks = outer.stride * outer.size / inner.stride;
-  return Add({std::string(name), static_cast<int>(ranks), ""}, inner.stride);
+                   " ranks, expected all ", size, " of ", of));
 }
 
 absl::StatusOr<size_t> Mesh::Find(absl::string_view name) const {
@@ -94,10 +89,12 @@ absl::Status Mesh::MakeGroup(absl::string_view axis) {
   TESSERA_ASSIGN_OR_RETURN(const size_t found, Find(axis));
   Axis& of = axes_[found];
   if (of.group != nullptr) return absl::OkStatus();
-  if (of.size == job_->world_size()) {
-    of.group = job_;
-    return absl::OkStatus();
+  if (of.size == job_->world_size()) of.group = job_;
+  for (const Axis& other : axes_) {  // that is all of a divided one
+    if (other.stride != of.stride || other.size != of.size) continue;
+    if (other.group != nullptr) of.group = other.group;
   }
+  if (of.group != nullptr) return absl::OkStatus();
   const int64_t outer = job_->rank() / (of.stride * of.size);
   const int64_t inner = job_->rank() % of.stride;
   TESSERA_ASSIGN_OR_RETURN(

@@ -11,11 +11,11 @@
 // So the ranks of the innermost axis are neighbours, which launchers put on one
 // host: the axis with the most traffic belongs there.
 //
-// Words, as torch's DeviceMesh and DeepSpeed have them: dp_replicate and
-// dp_shard divide the data (HSDP); joined they are dp, the ranks that have
-// samples of their own. The job is all ranks, of which one prints and writes
-// files. What is a mean, a norm or a count of samples is over dp, and not over
-// the job, as soon as there is an axis that divides the model (tp, pp, cp, ep).
+// Words, as torch's DeviceMesh and DeepSpeed have them: dp are the ranks that
+// have samples of their own; its two parts dp_replicate and dp_shard (HSDP) say
+// how states lie there. tp has the parts of one model's layers. The job is all
+// ranks, of which one prints and writes files. A mean or a count of samples is
+// over dp; a norm is over the job, where each element counts once.
 //
 // Order. All groups of a mesh fail together (comm/watch/failure_domain.h), and
 // one communication thread issues their collectives in the order of the calls,
@@ -43,6 +43,7 @@ namespace tessera {
 inline constexpr absl::string_view kDp = "dp";
 inline constexpr absl::string_view kDpReplicate = "dp_replicate";
 inline constexpr absl::string_view kDpShard = "dp_shard";
+inline constexpr absl::string_view kTp = "tp";
 
 struct MeshAxis {
   std::string name;
@@ -58,12 +59,11 @@ class Mesh {
   static absl::StatusOr<std::shared_ptr<Mesh>> Create(
       std::shared_ptr<Communicator> job, std::vector<MeshAxis> axes);
 
-  // Gives a name to axes `first` to `last`, of which each is the next outer one
-  // of the following: from then on `name` is an axis, too, whose coordinate
-  // counts them row-major. LOCAL. InvalidArgument if there is no such axis,
-  // `first` is not outside of `last`, or the name is taken.
-  absl::Status Join(absl::string_view name, absl::string_view first,
-                    absl::string_view last);
+  // Divides an axis into `parts`, outermost first: from then on these are axes,
+  // too, and the axis counts them row-major. LOCAL. InvalidArgument if there is
+  // no such axis, as Create for a part's name and size, or if the sizes do not
+  // make up the axis.
+  absl::Status Divide(absl::string_view axis, std::vector<MeshAxis> parts);
 
   const std::shared_ptr<Communicator>& job() const { return job_; }
   // Where this rank is on an axis, and how many there are. REQUIRES: it exists.
@@ -75,7 +75,8 @@ class Mesh {
 
   // Makes this rank's group of an axis, unless there is one. COLLECTIVE over
   // the job, as Communicator::Split, with its errors; LOCAL where the group is
-  // the job, or was made before. InvalidArgument if there is no such axis.
+  // the job, or was made before (of an axis with the same ranks, too).
+  // InvalidArgument if there is no such axis.
   absl::Status MakeGroup(absl::string_view axis);
   // Returns the group that MakeGroup has made; null: it was not called.
   // REQUIRES: the axis exists.
@@ -90,12 +91,13 @@ class Mesh {
   };
 
   explicit Mesh(std::shared_ptr<Communicator> job) : job_(std::move(job)) {}
-  absl::Status Add(MeshAxis axis, int64_t stride);
+  absl::Status AddAll(const std::string& of, int64_t size, int64_t stride,
+                      std::vector<MeshAxis> axes);
   absl::StatusOr<size_t> Find(absl::string_view name) const;  // in axes_
   const Axis& Get(absl::string_view name) const;
 
   const std::shared_ptr<Communicator> job_;
-  std::vector<Axis> axes_;  // those of Create, innermost first; joined ones
+  std::vector<Axis> axes_;
 };
 
 }  // namespace tessera

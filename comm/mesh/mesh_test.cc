@@ -39,10 +39,11 @@ struct Meshed {
 // dp_replicate 2 x dp_shard 3 x tp 2, of 12 ranks.
 Meshed OfRank(int rank) {
   auto job = std::make_shared<Job>(rank, 12);
-  auto mesh = Mesh::Create(
-      job, {{"dp_replicate", 2, "replicas"}, {"dp_shard", 3, ""}, {"tp", 2}});
+  auto mesh = Mesh::Create(job, {{"dp", 6}, {"tp", 2}});
   EXPECT_THAT(mesh.status(), IsOk());
-  EXPECT_THAT((*mesh)->Join("dp", "dp_replicate", "dp_shard"), IsOk());
+  EXPECT_THAT((*mesh)->Divide(
+                  "dp", {{"dp_replicate", 2, "replicas"}, {"dp_shard", 3, ""}}),
+              IsOk());
   return {job, *mesh};
 }
 
@@ -114,9 +115,10 @@ TEST(MeshTest, AGroupIsMadeOnceAndHasItsRanks) {
 
 TEST(MeshTest, TheGroupOfAllRanksIsTheJob) {
   const auto job = std::make_shared<Job>(1, 4);
-  const auto mesh = Mesh::Create(job, {{"dp_replicate", 1}, {"dp_shard", 4}});
+  const auto mesh = Mesh::Create(job, {{"dp", 4}});
   ASSERT_THAT(mesh.status(), IsOk());
-  ASSERT_THAT((*mesh)->Join("dp", "dp_replicate", "dp_shard"), IsOk());
+  ASSERT_THAT((*mesh)->Divide("dp", {{"dp_replicate", 1}, {"dp_shard", 4}}),
+              IsOk());
   for (const char* axis : {"dp_shard", "dp"}) {
     EXPECT_THAT((*mesh)->MakeGroup(axis), IsOk());
     EXPECT_EQ((*mesh)->group(axis), job);
@@ -153,10 +155,9 @@ TEST(MeshTest, AxesMakeUpTheJob) {
   EXPECT_THAT(Made({{"dp", 0}, {"tp", 12}}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("axis 'dp' has size 0")));
-  EXPECT_THAT(
-      Made({{"dp", 2}, {"tp", 3}}),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("have 6 ranks, expected all of the job's 12")));
+  EXPECT_THAT(Made({{"dp", 2}, {"tp", 3}}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("have 6 ranks, expected all 12 of the job")));
 }
 
 TEST(MeshTest, NamesAreKnownAndDifferent) {
@@ -169,16 +170,17 @@ TEST(MeshTest, NamesAreKnownAndDifferent) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("no axis 'pp'"), HasSubstr("tp, "))));
   EXPECT_THAT(
-      m.mesh->Join("x", "dp_shard", "pp"),
+      m.mesh->Divide("pp", {{"x", 1}}),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no axis 'pp'")));
-  EXPECT_THAT(m.mesh->Join("tp", "dp_replicate", "dp_shard"),
+  EXPECT_THAT(m.mesh->Divide("tp", {{"dp", 2}}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("axis 'tp': expected a name of its own")));
-  EXPECT_THAT(m.mesh->Join("x", "tp", "dp_shard"),
+                       HasSubstr("axis 'dp': expected a name of its own")));
+  EXPECT_THAT(m.mesh->Divide("dp", {{"x", 3}}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("'x' joins 'tp' and 'dp_shard'")));
-  EXPECT_THAT(m.mesh->Join("model", "dp_shard", "tp"), IsOk());
-  EXPECT_EQ(m.mesh->size("model"), 6);
+                       HasSubstr("have 3 ranks, expected all 6 of axis 'dp'")));
+  EXPECT_THAT(m.mesh->Divide("dp", {{"x", 3}, {"y", 4}}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("axis 'y' has size 4, expected a divisor")));
   EXPECT_DEATH(m.mesh->size("pp"), "no axis 'pp'");
 }
 

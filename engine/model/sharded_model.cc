@@ -5,14 +5,21 @@
 
 namespace tessera {
 
-absl::Status ShardedModel::MakeMesh(int shards) {
+absl::Status ShardedModel::MakeMesh(int tensor_ranks) {
   TESSERA_ASSIGN_OR_RETURN(
       mesh_,
-      Mesh::Create(job_, {{std::string(kDpReplicate),
-                           job_->world_size() / shards, "replicas"},
-                          {std::string(kDpShard), shards, "shard groups"}}));
-  TESSERA_RETURN_IF_ERROR(mesh_->Join(kDp, kDpReplicate, kDpShard));
+      Mesh::Create(
+          job_, {{std::string(kDp), job_->world_size() / tensor_ranks,
+                  "data parallel ranks"},
+                 {std::string(kTp), tensor_ranks, "tensor parallel ranks"}}));
   TESSERA_RETURN_IF_ERROR(mesh_->MakeGroup(kDp));
+  return tensor_ranks == 1 ? absl::OkStatus() : mesh_->MakeGroup(kTp);
+}
+
+absl::Status ShardedModel::MakeShardGroups(int shards) {
+  TESSERA_RETURN_IF_ERROR(mesh_->Divide(
+      kDp, {{std::string(kDpReplicate), mesh_->size(kDp) / shards, "replicas"},
+            {std::string(kDpShard), shards, "shard groups"}}));
   TESSERA_RETURN_IF_ERROR(mesh_->MakeGroup(kDpShard));
   if (mesh_->size(kDpReplicate) == 1) return absl::OkStatus();
   return mesh_->MakeGroup(kDpReplicate);

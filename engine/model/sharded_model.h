@@ -39,10 +39,14 @@ class ShardedModel {
 
   // ---- Engine::Create's, in this order ----
   void SetStage(int stage) { stage_ = stage; }
-  // Makes the mesh: flats are sharded over neighbours, `shards` at a time,
-  // whose groups (kDpShard) hold replicas of each other (kDpReplicate).
-  // COLLECTIVE, unless that is all ranks; errors of Communicator::Split.
-  absl::Status MakeMesh(int shards);
+  // Makes the mesh: each `tensor_ranks` neighbours have the parts of the layers
+  // (kTp), the others have samples of their own (kDp). COLLECTIVE, unless one
+  // of them is all ranks; errors of Communicator::Split.
+  absl::Status MakeMesh(int tensor_ranks);
+  // Flats are sharded over neighbours of kDp, `shards` at a time, whose groups
+  // (kDpShard) hold replicas of each other (kDpReplicate). Otherwise as
+  // MakeMesh.
+  absl::Status MakeShardGroups(int shards);
   void SetSchedule(std::shared_ptr<Schedule> schedule) {
     schedule_ = std::move(schedule);
   }
@@ -54,11 +58,16 @@ class ShardedModel {
   // The job: all ranks of the engine. For agreements, and for which of them
   // prints, writes a file or has random numbers of its own.
   Communicator* comm() const { return job_.get(); }
-  // The ranks that have samples of their own: for means, norms and counts of
-  // samples. The same ranks as the job's, in the same order. REQUIRES:
-  // MakeMesh, as for mesh and the groups of its axes.
+  // The ranks that have samples of their own and the same parts of layers as
+  // this one: for means and counts of samples. REQUIRES: MakeMesh, as for mesh
+  // and the groups of its axes.
   Communicator* data() const { return mesh_->group(kDp).get(); }
   const Mesh& mesh() const { return *mesh_; }
+  // The ranks that have the parts of the layers; of one rank: there are none.
+  const std::shared_ptr<Communicator>& tensor() const {
+    return mesh_->group(kTp);
+  }
+  bool has_parts() const { return mesh_->size(kTp) > 1; }
   // The ranks that a flat is sharded over, and those that own the same part of
   // it as this one; null: no other rank does.
   const std::shared_ptr<Communicator>& shard() const {
