@@ -20,8 +20,8 @@ using AboveHandler = bool (*)(const c10::OperatorHandle& op,
                               c10::DispatchKeySet keys,
                               torch::jit::Stack* stack);
 
-// Adds a handler, which those of higher `rank` come before. Of static
-// initialization alone; at most 4. Returns true.
+// Adds a handler, which those of higher `rank` come before. It is
+// called by static initialization alone, and there are at most 4. Returns true.
 bool AddAboveHandler(AboveHandler handler, int rank);
 
 // Returns the keys of `keys` that are below.

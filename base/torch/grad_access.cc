@@ -4,6 +4,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "base/torch/moved_autograd_meta.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
@@ -11,25 +12,10 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-class CountingMeta : public autograd::AutogradMeta {
+class CountingMeta : public MovedAutogradMeta {
  public:
-  // Takes all contents of `other`.
-  explicit CountingMeta(autograd::AutogradMeta* other) {
-    name_ = std::move(other->name_);
-    grad_ = std::move(other->grad_);
-    grad_fn_ = std::move(other->grad_fn_);
-    grad_accumulator_ = std::move(other->grad_accumulator_);
-    fw_grad_ = std::move(other->fw_grad_);
-    hooks_ = std::move(other->hooks_);
-    cpp_hooks_list_ = std::move(other->cpp_hooks_list_);
-    post_acc_grad_hooks_ = std::move(other->post_acc_grad_hooks_);
-    requires_grad_ = other->requires_grad_;
-    retains_grad_ = other->retains_grad_;
-    is_view_ = other->is_view_;
-    output_nr_ = other->output_nr_;
-    grad_dtype_ = other->grad_dtype_;
-    allow_grad_dtype_mismatch_ = other->allow_grad_dtype_mismatch_;
-  }
+  using MovedAutogradMeta::MovedAutogradMeta;
+
   at::Tensor& mutable_grad() override {
     accesses.changes.fetch_add(1, std::memory_order_relaxed);
     return grad_;
@@ -51,7 +37,11 @@ GradAccesses* CountGradAccesses(const at::Tensor& tensor) {
   if (auto* counting = dynamic_cast<CountingMeta*>(meta)) {
     return &counting->accesses;
   }
-  if (typeid(*meta) != typeid(autograd::AutogradMeta)) return nullptr;
+  // One of ours is left by an engine that is closed, and does nothing more.
+  if (typeid(*meta) != typeid(autograd::AutogradMeta) &&
+      dynamic_cast<MovedAutogradMeta*>(meta) == nullptr) {
+    return nullptr;
+  }
   auto counting = std::make_unique<CountingMeta>(meta);
   GradAccesses* const accesses = &counting->accesses;
   tensor.unsafeGetTensorImpl()->set_autograd_meta(std::move(counting));

@@ -9,6 +9,8 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,7 +47,11 @@ const Known& KnownOf(const c10::OperatorHandle& op) {
   return it->second;
 }
 
-void TellOnce(const c10::OperatorHandle& op) {
+void TellOnce(const c10::OperatorHandle& op, const PartGroup& group) {
+  if (group.on_gathered() != nullptr) {
+    group.on_gathered()(op.schema().name());
+    return;
+  }
   static absl::Mutex mutex(absl::kConstInit);
   static auto* told = new absl::flat_hash_set<const c10::FunctionSchema*>();
   {
@@ -58,22 +64,23 @@ void TellOnce(const c10::OperatorHandle& op) {
          "them and computes all of it";
 }
 
-c10::IValue WholeOf(const c10::IValue& value) {
-  if (value.isTensor()) return Whole(value.toTensor());
+// Returns `value` with f(tensor) for each tensor.
+template <typename F>
+c10::IValue WithTensorsOf(const c10::IValue& value, const F& f) {
+  if (value.isTensor()) return f(value.toTensor());
   if (value.isTensorList()) {
-    std::vector<at::Tensor> wholes = value.toTensorVector();
-    for (at::Tensor& each : wholes) each = Whole(each);
-    return wholes;
+    std::vector<at::Tensor> all = value.toTensorVector();
+    for (at::Tensor& each : all) each = f(each);
+    return all;
   }
   if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> wholes;
+    c10::List<std::optional<at::Tensor>> all;
     for (const std::optional<at::Tensor>& each :
          value.toOptionalTensorVector()) {
-      wholes.push_back(each.has_value()
-                           ? std::optional<at::Tensor>(Whole(*each))
-                           : std::nullopt);
+      all.push_back(each.has_value() ? std::optional<at::Tensor>(f(*each))
+                                     : std::nullopt);
     }
-    return wholes;
+    return all;
   }
   return value;
 }
@@ -87,63 +94,83 @@ c10::IValue WholeOf(const c10::IValue& value) {
   std::abort();
 }
 
-// Has results that may be views of a whole remembered as such.
-void MarkViews(PlacedCall& call, size_t results) {
-  const auto group = call.group();
-  const auto mark = [&group](const at::Tensor& t) {
-    return t.defined() && PlacedOf(t) == nullptr
-               ? Place(t, TensorPlacement::WholeView(), group)
-               : t;
-  };
-  for (size_t i = 0; i < results; ++i) {
-    if (call[i].isTensor()) {
-      call[i] = mark(call.tensor(i));
-    } else if (call[i].isTensorList()) {
-      std::vector<at::Tensor> views = call[i].toTensorVector();
-      for (at::Tensor& each : views) each = mark(each);
-      call[i] = views;
-    }
-  }
-}
+// The wholes that an operator gets.
+class Wholes {
+ public:
+  explicit Wholes(PlacedCall* call) : call_(*call), group_(call->group()) {}
 
-// Runs the operator on wholes, and writes what it has written to the parts.
-void RunOnWholes(PlacedCall& call) {
-  const auto group = call.group();
-  const auto& arguments = call.op().schema().arguments();
-  std::vector<std::pair<at::Tensor, at::Tensor>> written;  // placed, whole
-  bool gathers = false, views = false;
-  for (size_t i = 0; i < call.size(); ++i) {
-    const at::Tensor given = call.tensor(i);
-    const Placed* const placed = PlacedOf(given);
-    call[i] = WholeOf(call[i]);
-    if (placed == nullptr) continue;
-    const bool is_view = placed->placement == TensorPlacement::WholeView();
-    gathers |= !is_view;
-    const c10::AliasInfo* const alias = arguments[i].alias_info();
-    if (alias == nullptr) continue;
-    if (!alias->isWrite()) {
-      views = true;
-    } else if (is_view) {
-      RefuseWrite(call.op());
-    } else {
-      written.emplace_back(given, call.tensor(i));
+  // Puts them in the place of what is placed among the arguments.
+  void Give() {
+    const auto& arguments = call_.op().schema().arguments();
+    for (size_t i = 0; i < call_.size(); ++i) {
+      const c10::AliasInfo* const alias = arguments[i].alias_info();
+      call_[i] = WithTensorsOf(
+          call_[i], [&](const at::Tensor& t) { return Of(t, alias); });
     }
   }
-  if (gathers) TellOnce(call.op());
-  call.Run();
-  for (const auto& [placed, whole] : written) {
-    const Placed& of = *PlacedOf(placed);
-    of.part.copy_(group->Slice(whole, of.placement.dim));
-    RenewHistory(placed);
-    if (call.size() > 0 && call.tensor(0).is_same(whole)) call[0] = placed;
+  // Whether some are not there yet.
+  bool gathers() const { return gathers_; }
+
+  // Writes what the operator has written to the parts, and has results that
+  // are written wholes, or may be views of wholes, be placed.
+  void TakeBack() {
+    for (const auto& [placed, whole] : written_) {
+      const Placed& of = *PlacedOf(placed);
+      of.part.copy_(PartAs(whole, of.placement, group_));
+      RenewHistory(placed);
+    }
+    for (size_t i = 0; i < call_.op().schema().returns().size(); ++i) {
+      call_[i] = WithTensorsOf(
+          call_[i], [&](const at::Tensor& t) { return PlacedResult(t); });
+    }
   }
-  if (views) MarkViews(call, call.op().schema().returns().size());
+
+ private:
+  at::Tensor Of(const at::Tensor& given, const c10::AliasInfo* alias) {
+    const Placed* const placed = PlacedOf(given);
+    if (placed == nullptr) return given;
+    const bool is_view = placed->placement == TensorPlacement::WholeView();
+    const bool writes = alias != nullptr && alias->isWrite();
+    if (writes && is_view) RefuseWrite(call_.op());
+    for (const auto& [other, whole] : written_) {
+      if (writes && other.is_same(given)) return whole;
+    }
+    at::Tensor whole = Whole(given);
+    gathers_ |= !is_view;
+    if (writes) written_.emplace_back(given, whole);
+    views_ |= alias != nullptr && !writes;
+    return whole;
+  }
+
+  at::Tensor PlacedResult(const at::Tensor& result) const {
+    if (!result.defined() || PlacedOf(result) != nullptr) return result;
+    for (const auto& [placed, whole] : written_) {
+      if (result.is_same(whole)) return placed;
+    }
+    return views_ ? Place(result, TensorPlacement::WholeView(), group_)
+                  : result;
+  }
+
+  PlacedCall& call_;
+  const std::shared_ptr<PartGroup> group_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> written_;  // placed, whole
+  bool gathers_ = false;
+  bool views_ = false;
+};
+
+void RunOnWholes(PlacedCall& call) {
+  Wholes wholes(&call);
+  wholes.Give();
+  if (wholes.gathers()) TellOnce(call.op(), *call.group());
+  call.Run();
+  wholes.TakeBack();
 }
 
 bool OnPlaced(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
               torch::jit::Stack* stack) {
   PlacedCall call(op, stack);
   if (call.group() == nullptr) return false;
+  const CollectivesOf name(op.schema().name());
   const Known known = KnownOf(op);
   if (known.rule != nullptr && known.rule(call)) return true;
   if (known.composite) {

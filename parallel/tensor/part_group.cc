@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,26 +19,40 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// Holds a group in a saved value of autograd's.
-struct GroupRef : torch::CustomClassHolder {
-  explicit GroupRef(std::shared_ptr<PartGroup> group)
-      : group(std::move(group)) {}
+// The operator whose rule runs on this thread; null: none.
+thread_local const std::string* current_operator = nullptr;
+
+// What backward needs, in a saved value of autograd's.
+struct ForBackward : torch::CustomClassHolder {
   std::shared_ptr<PartGroup> group;
+  int64_t dim = 0;
+  std::string operator_name;
 };
 
 void Keep(AutogradContext* context, PartGroup* group, int64_t dim) {
-  context->saved_data["group"] = c10::IValue::make_capsule(
-      c10::make_intrusive<GroupRef>(group->shared_from_this()));
-  context->saved_data["dim"] = dim;
+  auto kept = c10::make_intrusive<ForBackward>();
+  kept->group = group->shared_from_this();
+  kept->dim = dim;
+  kept->operator_name = CollectivesOf::Current();
+  context->saved_data["kept"] = c10::IValue::make_capsule(std::move(kept));
 }
 
-PartGroup& GroupIn(AutogradContext* context) {
-  const auto capsule = context->saved_data["group"].toCapsule();
-  return *static_cast<GroupRef*>(capsule.get())->group;
+// Returns {f(group, dim)}, with as many undefined tensors as forward had other
+// arguments.
+template <typename F>
+variable_list Backward(AutogradContext* context, size_t others, const F& f) {
+  const auto capsule = context->saved_data["kept"].toCapsule();
+  const auto& kept = *static_cast<ForBackward*>(capsule.get());
+  const CollectivesOf name(kept.operator_name);
+  variable_list gradients(1 + others);
+  gradients[0] = f(*kept.group, kept.dim);
+  return gradients;
 }
 
-int64_t DimIn(AutogradContext* context) {
-  return context->saved_data["dim"].toInt();
+// " of aten::linear", or nothing.
+std::string OfOperator() {
+  const std::string& name = CollectivesOf::Current();
+  return name.empty() ? "" : absl::StrCat(" of ", name);
 }
 
 // Backwards may be differentiated again, and may get a placed gradient, of a
@@ -50,7 +65,9 @@ struct SumFunction : Function<SumFunction> {
   }
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    return {GroupIn(context).SumInBackward(Whole(gradients[0])), at::Tensor()};
+    return Backward(context, 1, [&](PartGroup& group, int64_t /*dim*/) {
+      return group.SumInBackward(Whole(gradients[0]));
+    });
   }
 };
 
@@ -62,7 +79,9 @@ struct SumInBackwardFunction : Function<SumInBackwardFunction> {
   }
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    return {GroupIn(context).Sum(Whole(gradients[0])), at::Tensor()};
+    return Backward(context, 1, [&](PartGroup& group, int64_t /*dim*/) {
+      return group.Sum(Whole(gradients[0]));
+    });
   }
 };
 
@@ -74,8 +93,9 @@ struct GatherFunction : Function<GatherFunction> {
   }
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    return {GroupIn(context).Slice(Whole(gradients[0]), DimIn(context)),
-            at::Tensor(), at::Tensor()};
+    return Backward(context, 2, [&](PartGroup& group, int64_t dim) {
+      return group.Slice(Whole(gradients[0]), dim);
+    });
   }
 };
 
@@ -87,12 +107,22 @@ struct SliceFunction : Function<SliceFunction> {
   }
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    return {GroupIn(context).Gather(Whole(gradients[0]), DimIn(context)),
-            at::Tensor(), at::Tensor()};
+    return Backward(context, 2, [&](PartGroup& group, int64_t dim) {
+      return group.Gather(Whole(gradients[0]), dim);
+    });
   }
 };
 
 }  // namespace
+
+CollectivesOf::CollectivesOf(const std::string& name)
+    : before_(std::exchange(current_operator, &name)) {}
+CollectivesOf::~CollectivesOf() { current_operator = before_; }
+
+const std::string& CollectivesOf::Current() {
+  static const auto* const none = new std::string();
+  return current_operator == nullptr ? *none : *current_operator;
+}
 
 at::Tensor PartGroup::Sum(const at::Tensor& addend) {
   return SumFunction::apply(addend, this);
@@ -121,11 +151,14 @@ at::Tensor PartGroup::Slice(const at::Tensor& whole, int64_t dim) {
   return SliceFunction::apply(whole, dim, this);
 }
 
+// Within a TorchScope no watch sees the operators (header).
 at::Tensor PartGroup::SumOf(const at::Tensor& addend) {
   TorchScope scope;
   at::Tensor sum = addend.clone(at::MemoryFormat::Contiguous);
   ++collectives_;
-  ThrowIfError(ranks_->AllReduceSum(sum, {"sum of parts"}).Wait());
+  ThrowIfError(
+      ranks_->AllReduceSum(sum, {absl::StrCat("sum of parts", OfOperator())})
+          .Wait());
   return sum;
 }
 
@@ -135,7 +168,15 @@ at::Tensor PartGroup::GatherOf(const at::Tensor& part, int64_t dim) {
   const at::Tensor all = at::empty({size() * mine.numel()}, mine.options());
   ++collectives_;
   ThrowIfError(
-      ranks_->AllGather(mine.view({-1}), all, {"parts of a tensor"}).Wait());
+      ranks_
+          ->AllGather(mine.view({-1}), all,
+                      {absl::StrCat("parts of a tensor", OfOperator())})
+          .Wait());
+  if (dim == 0) {
+    std::vector<int64_t> sizes = mine.sizes().vec();
+    sizes[0] *= size();
+    return all.view(sizes);
+  }
   std::vector<at::Tensor> parts;
   for (const at::Tensor& one : all.chunk(size())) {
     parts.push_back(one.view(mine.sizes()));

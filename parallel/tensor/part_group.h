@@ -5,9 +5,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "ATen/core/Tensor.h"
 #include "comm/communicator.h"
@@ -18,6 +20,22 @@ struct Node;
 
 namespace tessera {
 
+// While it lives, collectives of this thread's PartGroups are for the operator
+// `name`, which their tags say: ranks that are in different operators get an
+// error that names both.
+class CollectivesOf {
+ public:
+  explicit CollectivesOf(const std::string& name);
+  ~CollectivesOf();
+  CollectivesOf(const CollectivesOf&) = delete;
+  CollectivesOf& operator=(const CollectivesOf&) = delete;
+  // "": none.
+  static const std::string& Current();
+
+ private:
+  const std::string* const before_;
+};
+
 class PartGroup : public std::enable_shared_from_this<PartGroup> {
  public:
   explicit PartGroup(std::shared_ptr<Communicator> ranks)
@@ -26,6 +44,15 @@ class PartGroup : public std::enable_shared_from_this<PartGroup> {
   int rank() const { return ranks_->rank(); }
   int size() const { return ranks_->world_size(); }
   int64_t collectives() const { return collectives_; }
+
+  // Called with the name of each operator that has no rule for the parts that
+  // it gets, so they are gathered; if it is not set, the log says so once for
+  // each operator. Set it before the group is used.
+  using OnGathered = std::function<void(const std::string& op)>;
+  void set_on_gathered(OnGathered on_gathered) {
+    on_gathered_ = std::move(on_gathered);
+  }
+  const OnGathered& on_gathered() const { return on_gathered_; }
 
   // ---- through autograd; errors are thrown as StatusException ----
 
@@ -42,6 +69,9 @@ class PartGroup : public std::enable_shared_from_this<PartGroup> {
   at::Tensor Slice(const at::Tensor& whole, int64_t dim);
 
   // ---- without autograd ----
+
+  // Results are memory that no tape of operators (sharding/recompute) sees
+  // filled, so that it is kept and not computed again without the other ranks.
   at::Tensor SumOf(const at::Tensor& addend);
   at::Tensor GatherOf(const at::Tensor& part, int64_t dim);
   at::Tensor SliceOf(const at::Tensor& whole, int64_t dim) const;
@@ -49,6 +79,7 @@ class PartGroup : public std::enable_shared_from_this<PartGroup> {
  private:
   const std::shared_ptr<Communicator> ranks_;
   std::atomic<int64_t> collectives_ = 0;  // backward has threads of its own
+  OnGathered on_gathered_;
 
   std::mutex mutex_;
   std::weak_ptr<torch::autograd::Node> last_;  // of SumInBackward

@@ -17,11 +17,14 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
+#include "parallel/tensor/gradients.h"
 
 namespace tessera {
 namespace {
 
+using torch::autograd::AutogradMeta;
 using torch::autograd::Edge;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
@@ -33,6 +36,24 @@ constexpr char kNoMemory[] =
 c10::DispatchKeySet KeysOf(const at::Tensor& part) {
   return c10::DispatchKeySet(kAboveKey) |
          c10::DispatchKeySet(part.key_set().highestBackendKey());
+}
+
+// A dimension of several groups as two, of which the second is divided; and one
+// again.
+at::Tensor Split(const at::Tensor& tensor, const TensorPlacement& placement) {
+  return placement.groups == 1
+             ? tensor
+             : tensor.unflatten(placement.dim, {placement.groups, -1});
+}
+
+int64_t DimOfSplit(const TensorPlacement& placement) {
+  return placement.dim + (placement.groups == 1 ? 0 : 1);
+}
+
+at::Tensor Joined(const at::Tensor& tensor, const TensorPlacement& placement) {
+  return placement.groups == 1
+             ? tensor
+             : tensor.flatten(placement.dim, placement.dim + 1);
 }
 
 // Gives what TensorImpl keeps for its subclasses.
@@ -48,15 +69,6 @@ class PlacedImpl : public c10::TensorImpl {
     tensor->*kKeys = (tensor->*kKeys).add(kAboveKey);
   }
 };
-
-// This rank's part of a gradient of the whole.
-at::Tensor PartOfGradient(const at::Tensor& gradient,
-                          const TensorPlacement& placement,
-                          const std::shared_ptr<PartGroup>& group) {
-  if (!gradient.defined()) return gradient;
-  if (placement.kind == TensorPlacement::kWholeView) return Whole(gradient);
-  return PartAs(gradient, placement.dim, group);
-}
 
 class ToPlaced : public Node {
  public:
@@ -100,16 +112,21 @@ class ToPart : public Node {
 
  private:
   variable_list apply(variable_list&& gradients) override {
-    if (!gradients[0].defined() ||
-        placement_.kind == TensorPlacement::kWholeView) {
-      return std::move(gradients);
-    }
-    return {Place(std::move(gradients[0]), placement_, group_)};
+    return {PlacedGradient(std::move(gradients[0]), placement_, group_)};
   }
 
   const TensorPlacement placement_;
   const std::shared_ptr<PartGroup> group_;
 };
+
+// A tensor and its part have one version counter, so that a write is seen by
+// whoever has saved either.
+void ShareVersion(const at::Tensor& tensor) {
+  const at::Tensor& part = PlacedOf(tensor)->part;
+  if (tensor.is_inference() || part.is_inference()) return;
+  tensor.unsafeGetTensorImpl()->set_version_counter(
+      part.unsafeGetTensorImpl()->version_counter());
+}
 
 // Connects `result` to `source` by a node.
 void Connect(const at::Tensor& source, const at::Tensor& result,
@@ -118,7 +135,20 @@ void Connect(const at::Tensor& source, const at::Tensor& result,
   torch::autograd::create_gradient_edge(const_cast<at::Tensor&>(result), node);
 }
 
+// Connects a placed tensor to its part as that is now.
+void Reconnect(const at::Tensor& tensor) {
+  const Placed& placed = *PlacedOf(tensor);
+  if (!at::GradMode::is_enabled() || !placed.part.requires_grad()) return;
+  Connect(
+      placed.part, tensor,
+      std::make_shared<ToPlaced>(placed.part, placed.placement, placed.group));
+}
+
 }  // namespace
+
+bool GoesOnByPart(const at::Tensor& tensor) {
+  return dynamic_cast<ToPlaced*>(tensor.grad_fn().get()) != nullptr;
+}
 
 at::Tensor Place(at::Tensor part, TensorPlacement placement,
                  std::shared_ptr<PartGroup> group) {
@@ -128,20 +158,26 @@ at::Tensor Place(at::Tensor part, TensorPlacement placement,
     sizes[static_cast<size_t>(placement.dim)] *= group->size();
   }
   at::Tensor placed = at::detail::make_tensor<PlacedImpl>(part, sizes);
+  if (placement.kind == TensorPlacement::kWholeView) {
+    // Code goes by whether it is contiguous (contiguous(), aten::reshape).
+    placed.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, part.strides());
+  }
   placed.unsafeGetTensorImpl()
       ->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
   placed.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<Placed>(
       std::move(part), placement, std::move(group)));
-  RenewHistory(placed);
+  ShareVersion(placed);
+  Reconnect(placed);
   return placed;
 }
 
 void RenewHistory(const at::Tensor& tensor) {
   const Placed& placed = *PlacedOf(tensor);
   if (!at::GradMode::is_enabled() || !placed.part.requires_grad()) return;
-  Connect(
-      placed.part, tensor,
-      std::make_shared<ToPlaced>(placed.part, placed.placement, placed.group));
+  Reconnect(tensor);
+  AutogradMeta* const meta = torch::autograd::impl::get_autograd_meta(tensor);
+  meta->cpp_hooks_list_.reset();
+  meta->hooks_.clear();
   const c10::intrusive_ptr<c10::TensorImpl> base = placed.base.lock();
   if (base != nullptr) RenewHistory(at::Tensor(base));
 }
@@ -151,28 +187,54 @@ void PlaceInPlace(const at::Tensor& parameter, at::Tensor part,
   c10::TensorImpl* const impl = parameter.unsafeGetTensorImpl();
   PlacedImpl::AddKey(impl);
   impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
-  auto placed =
-      c10::make_intrusive<Placed>(std::move(part), placement, std::move(group));
-  if (placed->part.requires_grad()) {
-    // A function of the user's that is given the parameter gets this one.
-    placed->accumulator =
-        std::make_shared<ToPlaced>(placed->part, placement, placed->group);
-    placed->accumulator->add_next_edge(
-        torch::autograd::impl::gradient_edge(placed->part));
-    placed->accumulator->add_input_metadata(parameter);
-    torch::autograd::impl::set_grad_accumulator(parameter, placed->accumulator);
+  impl->set_backend_meta(c10::make_intrusive<Placed>(std::move(part), placement,
+                                                     std::move(group)));
+  ShareVersion(parameter);
+  ConnectLeaf(parameter);
+}
+
+void ConnectLeaf(const at::Tensor& leaf) {
+  Placed& placed = *PlacedOf(leaf);
+  if (!placed.part.requires_grad()) return;
+  // A function of the user's that is given the leaf gets this one.
+  placed.accumulator =
+      std::make_shared<ToPlaced>(placed.part, placed.placement, placed.group);
+  placed.accumulator->add_next_edge(
+      torch::autograd::impl::gradient_edge(placed.part));
+  placed.accumulator->add_input_metadata(leaf);
+  torch::autograd::impl::set_grad_accumulator(leaf, placed.accumulator);
+  if (placed.part.is_leaf()) FollowPart(leaf);
+}
+
+void GatherInPlace(const at::Tensor& parameter) {
+  const Placed& placed = *PlacedOf(parameter);
+  at::Tensor whole;
+  {
+    TorchScope scope;
+    whole = at::empty_strided(parameter.sizes(), parameter.strides(),
+                              placed.part.options().requires_grad(false));
+    const TensorPlacement& placement = placed.placement;
+    whole.copy_(
+        Joined(placed.group->GatherOf(Split(placed.part.detach(), placement),
+                                      DimOfSplit(placement)),
+               placement));
   }
-  impl->set_backend_meta(std::move(placed));
+  // Sizes, keys and memory become the whole's; what autograd knows stays.
+  c10::TensorImpl* const impl = parameter.unsafeGetTensorImpl();
+  impl->set_backend_meta(nullptr);
+  impl->shallow_copy_from(whole.getIntrusivePtr());
+  torch::autograd::impl::set_grad_accumulator(parameter, {});
 }
 
 at::Tensor PartForUse(const at::Tensor& tensor) {
   Placed* const placed = PlacedOf(tensor);
   if (placed == nullptr) return tensor;
-  const std::shared_ptr<Node>& node = tensor.grad_fn();
-  if (node == nullptr || dynamic_cast<ToPlaced*>(node.get()) != nullptr ||
+  const std::shared_ptr<Node>& current = tensor.grad_fn();
+  if (current == nullptr || dynamic_cast<ToPlaced*>(current.get()) != nullptr ||
       !at::GradMode::is_enabled()) {
     return placed->part;
   }
+  const std::shared_ptr<Node> node = current;
   for (const Edge& edge : node->next_edges()) {
     const auto* const given = dynamic_cast<ToPlaced*>(edge.function.get());
     if (given != nullptr) given->Check();
@@ -181,26 +243,45 @@ at::Tensor PartForUse(const at::Tensor& tensor) {
   Connect(tensor, part,
           std::make_shared<ToPart>(placed->placement, placed->group));
   placed->part = part;
-  RenewHistory(tensor);
+  AutogradMeta* const meta = torch::autograd::impl::get_autograd_meta(tensor);
+  const bool retains = std::exchange(meta->retains_grad_, false);
+  if (retains) node->pop_retains_grad_hook(meta->output_nr_);
+  Reconnect(tensor);
+  if (retains) tensor.retain_grad();
   return part;
 }
 
 at::Tensor Whole(const at::Tensor& tensor) {
   Placed* const placed = PlacedOf(tensor);
   if (placed == nullptr) return tensor;
-  const at::Tensor part = PartForUse(tensor);
+  at::Tensor part = PartForUse(tensor);
+  // An engine's parameter may have no memory but while an operator uses it.
+  if (part.key_set().has(kTagKey)) part = part.clone();
   return placed->placement.kind == TensorPlacement::kWholeView
              ? part
-             : placed->group->Gather(part, placed->placement.dim);
+             : Joined(placed->group->Gather(Split(part, placed->placement),
+                                            DimOfSplit(placed->placement)),
+                      placed->placement);
 }
 
-at::Tensor PartAs(const at::Tensor& tensor, int64_t dim,
+at::Tensor PartAs(const at::Tensor& tensor, const TensorPlacement& placement,
                   const std::shared_ptr<PartGroup>& group) {
   Placed* const placed = PlacedOf(tensor);
-  if (placed != nullptr && placed->placement == TensorPlacement::Shard(dim)) {
+  if (placed != nullptr && placed->placement == placement) {
     return PartForUse(tensor);
   }
-  return group->Slice(Whole(tensor), dim);
+  return Joined(
+      group->Slice(Split(Whole(tensor), placement), DimOfSplit(placement)),
+      placement);
+}
+
+at::Tensor SlicePart(const at::Tensor& whole, const TensorPlacement& placement,
+                     const PartGroup& group) {
+  TorchScope scope;
+  return Joined(group.SliceOf(Split(whole.detach(), placement),
+                              DimOfSplit(placement)),
+                placement)
+      .clone(at::MemoryFormat::Contiguous);
 }
 
 }  // namespace tessera

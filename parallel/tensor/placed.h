@@ -2,6 +2,8 @@
 // unmodified code uses as if it had the whole.
 //
 //   S(d)     this rank's slice along dimension d; slices follow by rank
+//   S(d, g)  the dimension is g equal groups, as [q | k | v]; this rank has its
+//            slice of each of them, one after the other
 //   view     a view of a whole that was gathered: to be read only, since a
 //            write would not reach the parts
 //   (none)   an ordinary tensor, equal on all ranks
@@ -16,6 +18,8 @@
 // operators that have no rule are right. Its gradient is equal on all ranks,
 // too: where an ordinary tensor meets parts, backward adds up what comes back
 // (Megatron-LM's f; Shoeybi et al., 2019).
+//
+// Gradients, hooks and versions are those of the part (gradients.h).
 //
 // All ranks of a group must call the same operators on placed tensors, in one
 // order. Errors of communication are thrown as StatusException.
@@ -36,18 +40,21 @@ namespace tessera {
 struct TensorPlacement {
   enum Kind { kShard, kWholeView };
   Kind kind = kShard;
-  int64_t dim = 0;  // of kShard; not negative
+  int64_t dim = 0;     // of kShard; not negative
+  int64_t groups = 1;  // of kShard; in the whole
 
-  static TensorPlacement Shard(int64_t dim) { return {kShard, dim}; }
-  static TensorPlacement WholeView() { return {kWholeView, 0}; }
+  static TensorPlacement Shard(int64_t dim, int64_t groups = 1) {
+    return {kShard, dim, groups};
+  }
+  static TensorPlacement WholeView() { return {kWholeView, 0, 1}; }
 };
 
 inline bool operator==(const TensorPlacement& a, const TensorPlacement& b) {
-  return a.kind == b.kind &&
-         (a.kind == TensorPlacement::kWholeView || a.dim == b.dim);
+  return a.kind == b.kind && (a.kind == TensorPlacement::kWholeView ||
+                              (a.dim == b.dim && a.groups == b.groups));
 }
 
-// What a placed tensor has in place of memory.
+// Placed is kept by a placed tensor in place of memory.
 struct Placed : c10::BackendMeta {
   Placed(at::Tensor part, TensorPlacement placement,
          std::shared_ptr<PartGroup> group)
@@ -65,7 +72,7 @@ struct Placed : c10::BackendMeta {
   // The placed tensor that this is a view of; null: none, or it is gone.
   c10::weak_intrusive_ptr<c10::TensorImpl> base{
       c10::intrusive_ptr<c10::TensorImpl>()};
-  // Takes gradients of a parameter to its part; null: it is no parameter.
+  // Takes gradients of a parameter to its part; null: it is not one.
   std::shared_ptr<torch::autograd::Node> accumulator;
 };
 
@@ -86,8 +93,19 @@ at::Tensor Place(at::Tensor part, TensorPlacement placement,
 void PlaceInPlace(const at::Tensor& parameter, at::Tensor part,
                   TensorPlacement placement, std::shared_ptr<PartGroup> group);
 
+// Makes a parameter that PlaceInPlace has placed an ordinary one with the whole
+// in memory of its own. COLLECTIVE.
+void GatherInPlace(const at::Tensor& parameter);
+
+// Returns the part of a placed tensor, or the tensor: what an engine knows of a
+// parameter.
+inline const at::Tensor& PartOrSelf(const at::Tensor& tensor) {
+  const Placed* const placed = PlacedOf(tensor);
+  return placed == nullptr ? tensor : placed->part;
+}
+
 // Has what autograd knows of a placed tensor follow its part, which was written
-// in place.
+// in place. Hooks stay with what it was before.
 void RenewHistory(const at::Tensor& tensor);
 
 // Returns the part of a placed tensor by which autograd goes on, or the tensor.
@@ -97,10 +115,19 @@ at::Tensor PartForUse(const at::Tensor& tensor);
 // is placed.
 at::Tensor Whole(const at::Tensor& tensor);
 
-// Returns this rank's part of the tensor as S(dim), through autograd.
-// COLLECTIVE if it is placed otherwise; in backward, if it is not placed.
-at::Tensor PartAs(const at::Tensor& tensor, int64_t dim,
+// Returns this rank's part of the tensor, through autograd. COLLECTIVE if it is
+// placed otherwise; in backward, if it is not placed. REQUIRES: kShard.
+at::Tensor PartAs(const at::Tensor& tensor, const TensorPlacement& placement,
                   const std::shared_ptr<PartGroup>& group);
+inline at::Tensor PartAs(const at::Tensor& tensor, int64_t dim,
+                         const std::shared_ptr<PartGroup>& group) {
+  return PartAs(tensor, TensorPlacement::Shard(dim), group);
+}
+
+// Returns this rank's part of an ordinary tensor, in memory of its own, without
+// autograd. REQUIRES: kShard, and ranks that divide the dimension. LOCAL.
+at::Tensor SlicePart(const at::Tensor& whole, const TensorPlacement& placement,
+                     const PartGroup& group);
 
 }  // namespace tessera
 #endif  // PARALLEL_TENSOR_PLACED_H_

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace tessera {
@@ -34,6 +35,13 @@ Rules AllRules() {
   return rules;
 }
 
+// Whether it computes each element of a list's tensors by itself.
+bool IsPointwiseForeach(const std::string& name) {
+  return absl::StartsWith(name, "aten::_foreach_") &&
+         name != "aten::_foreach_norm" && name != "aten::_foreach_max" &&
+         name != "aten::_foreach_powsum";
+}
+
 }  // namespace
 
 PlacedCall::PlacedCall(const c10::OperatorHandle& op, torch::jit::Stack* stack)
@@ -51,11 +59,6 @@ PlacedCall::PlacedCall(const c10::OperatorHandle& op, torch::jit::Stack* stack)
 at::Tensor PlacedCall::tensor(size_t i) const {
   const c10::IValue& value = stack_[begin_ + i];
   return value.isTensor() ? value.toTensor() : at::Tensor();
-}
-
-bool PlacedCall::IsShard(size_t i, int64_t dim) const {
-  const Placed* const of = placed(i);
-  return of != nullptr && of->placement == TensorPlacement::Shard(dim);
 }
 
 int64_t PlacedCall::Dim(size_t i, int64_t dims) const {
@@ -87,6 +90,12 @@ bool PlacedCall::Return(at::Tensor result) {
   return true;
 }
 
+bool PlacedCall::ReturnList(std::vector<at::Tensor> results) {
+  stack_.resize(begin_);
+  stack_.emplace_back(std::move(results));
+  return true;
+}
+
 PlacedRule FindRule(const c10::OperatorHandle& op) {
   static const Rules* const rules = new Rules(AllRules());
   const c10::FunctionSchema& schema = op.schema();
@@ -97,6 +106,7 @@ PlacedRule FindRule(const c10::OperatorHandle& op) {
       rules->find(absl::StrCat(schema.name(), ".", schema.overload_name()));
   if (found == rules->end()) found = rules->find(schema.name());
   if (found != rules->end()) return found->second;
+  if (IsPointwiseForeach(schema.name())) return &ForeachRule;
   const bool one_tensor =
       schema.returns().size() == 1 &&
       schema.returns()[0].type()->kind() == c10::TypeKind::TensorType;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "ATen/core/dispatch/Dispatcher.h"
@@ -11,6 +12,22 @@
 #include "parallel/tensor/placed.h"
 
 namespace tessera {
+
+// How a tensor is divided; none: it is not.
+inline std::optional<TensorPlacement> ShardOf(const at::Tensor& tensor) {
+  const Placed* const placed = PlacedOf(tensor);
+  if (placed == nullptr || placed->placement.kind != TensorPlacement::kShard) {
+    return std::nullopt;
+  }
+  return placed->placement;
+}
+// Along which dimension a tensor is divided, in one group; none: it is not, so
+// rules that know of no groups have wholes used.
+inline std::optional<int64_t> DividedDim(const at::Tensor& tensor) {
+  const std::optional<TensorPlacement> shard = ShardOf(tensor);
+  if (!shard.has_value() || shard->groups != 1) return std::nullopt;
+  return shard->dim;
+}
 
 // A call of an operator with a placed tensor among its arguments, which are the
 // last ones of a stack.
@@ -27,8 +44,13 @@ class PlacedCall {
   // An undefined tensor for None.
   at::Tensor tensor(size_t i) const;
   const Placed* placed(size_t i) const { return PlacedOf(tensor(i)); }
-  // Whether argument i is placed S(d), with that d.
-  bool IsShard(size_t i, int64_t dim) const;
+  std::optional<TensorPlacement> Shard(size_t i = 0) const {
+    return ShardOf(tensor(i));
+  }
+  // Along which dimension argument i is divided, in one group; none: it is not.
+  std::optional<int64_t> Divided(size_t i = 0) const {
+    return DividedDim(tensor(i));
+  }
   // The dimension, not negative, that argument i names of a tensor of `dims`.
   int64_t Dim(size_t i, int64_t dims) const;
 
@@ -41,6 +63,7 @@ class PlacedCall {
   bool Return(at::Tensor part, TensorPlacement placement) {
     return Return(Made(std::move(part), placement));
   }
+  bool ReturnList(std::vector<at::Tensor> results);
   // Returns a placed result, which may be a view of argument 0.
   at::Tensor Made(at::Tensor part, TensorPlacement placement) const;
 
@@ -71,6 +94,8 @@ std::vector<NamedRule> ViewRules();
 std::vector<NamedRule> LayerRules();
 // Computes operators with the tag pointwise, and those that are like them.
 bool PointwiseRule(PlacedCall& call);
+// Computes _foreach_ operators, which are pointwise for lists of tensors.
+bool ForeachRule(PlacedCall& call);
 std::vector<NamedRule> PointwiseRules();
 
 }  // namespace tessera

@@ -18,31 +18,25 @@ bool IsUndefined(PlacedCall& call, size_t i) {
 // where `has_bias`, 3 are whole parameters.
 template <bool has_bias>
 bool NormRule(PlacedCall& call) {
-  const Placed* const placed = call.placed(0);
-  if (placed == nullptr || placed->placement.kind != TensorPlacement::kShard) {
-    return false;
-  }
-  const TensorPlacement placement = placed->placement;
+  const std::optional<int64_t> dim = call.Divided();
   const int64_t normed = static_cast<int64_t>(call[1].toIntVector().size());
-  if (placement.dim >= call.tensor(0).dim() - normed) return false;
+  if (!dim.has_value() || *dim >= call.tensor(0).dim() - normed) return false;
   call[0] = PartForUse(call.tensor(0));
   for (size_t i = 2; i <= (has_bias ? 3 : 2); ++i) {
     if (IsUndefined(call, i)) continue;
     call[i] = call.group()->SumInBackward(Whole(call.tensor(i)));
   }
-  return call.RunAs(placement);
+  return call.RunAs(TensorPlacement::Shard(*dim));
 }
 
 // Along dimension argument 1, if that is not divided.
 bool SoftmaxRule(PlacedCall& call) {
-  const Placed* const placed = call.placed(0);
-  if (placed == nullptr || placed->placement.kind != TensorPlacement::kShard ||
-      call.Dim(1, call.tensor(0).dim()) == placed->placement.dim) {
+  const std::optional<int64_t> dim = call.Divided();
+  if (!dim.has_value() || call.Dim(1, call.tensor(0).dim()) == *dim) {
     return false;
   }
-  const TensorPlacement placement = placed->placement;
   call[0] = PartForUse(call.tensor(0));
-  return call.RunAs(placement);
+  return call.RunAs(TensorPlacement::Shard(*dim));
 }
 
 // Rows of a matrix that is divided by rows (vocabulary-parallel): each rank
@@ -63,19 +57,16 @@ at::Tensor RowsOf(const at::Tensor& part, const at::Tensor& indices,
 }
 
 bool EmbeddingRule(PlacedCall& call) {
-  const Placed* const weight = call.placed(0);
-  const at::Tensor indices = Whole(call.tensor(1));
-  if (call[3].toBool() || call[4].toBool())
+  const std::optional<int64_t> dim = call.Divided();
+  if (!dim.has_value() || call[3].toBool() || call[4].toBool()) {
     return false;  // by frequency, sparse
-  if (weight == nullptr) {
-    return false;
   }
-  if (weight->placement == TensorPlacement::Shard(0)) {
+  const at::Tensor indices = Whole(call.tensor(1));
+  if (*dim == 0) {
     if (call[2].toInt() >= 0) return false;  // padding has no gradient
     return call.Return(
         RowsOf(PartForUse(call.tensor(0)), indices, call.group().get()));
   }
-  if (!call.IsShard(0, 1)) return false;
   call[0] = PartForUse(call.tensor(0));
   call[1] = indices;
   return call.RunAs(TensorPlacement::Shard(indices.dim()));
@@ -85,38 +76,33 @@ bool EmbeddingRule(PlacedCall& call) {
 // before them.
 bool AttentionRule(PlacedCall& call) {
   const at::Tensor query = call.tensor(0);
-  const Placed* const placed = PlacedOf(query);
-  if (placed == nullptr || placed->placement.kind != TensorPlacement::kShard ||
-      placed->placement.dim >= query.dim() - 2) {
-    return false;
-  }
+  const std::optional<int64_t> dim = call.Divided();
+  if (!dim.has_value() || *dim >= query.dim() - 2) return false;
   if (call[4].toDouble() > 0) return false;  // dropout draws for all heads
-  const TensorPlacement placement = placed->placement;
   const auto group = call.group();
   for (size_t i = 1; i < 3; ++i) {
     const at::Tensor other = call.tensor(i);
-    if (other.dim() != query.dim() ||
-        other.size(placement.dim) % call.ranks() != 0) {
+    if (other.dim() != query.dim() || other.size(*dim) % call.ranks() != 0) {
       return false;
     }
   }
   for (size_t i = 0; i < 3; ++i) {
-    call[i] = PartAs(call.tensor(i), placement.dim, group);
+    call[i] = PartAs(call.tensor(i), *dim, group);
   }
   const at::Tensor mask = call.tensor(3);
   if (mask.defined()) {
-    const int64_t along = mask.dim() - (query.dim() - placement.dim);
+    const int64_t along = mask.dim() - (query.dim() - *dim);
     call[3] = along >= 0 && mask.size(along) > 1
                   ? PartAs(mask, along, group)
                   : group->SumInBackward(Whole(mask));
   }
-  return call.RunAs(placement);
+  return call.RunAs(TensorPlacement::Shard(*dim));
 }
 
 // Logits [tokens, classes], divided by classes (vocabulary-parallel): no rank
 // has more than its part.
 bool CrossEntropyRule(PlacedCall& call) {
-  if (!call.IsShard(0, 1) || call.tensor(0).dim() != 2 ||
+  if (call.Divided() != 1 || call.tensor(0).dim() != 2 ||
       !IsUndefined(call, 2) || call[5].toDouble() != 0) {
     return false;
   }
@@ -133,7 +119,6 @@ bool CrossEntropyRule(PlacedCall& call) {
   const at::Tensor most =
       group->GatherOf(logits.detach().amax(1, true), 1).amax(1, true);
   const at::Tensor shifted = logits - most;
-  const at::Tensor sums = group->Sum(shifted.exp().sum(1));
   const at::Tensor counts = targets.ne(ignored);
   CheckRange(targets.masked_fill(~counts, 0), classes * group->size(),
              "cross_entropy: a target is not that of a class");
@@ -141,8 +126,12 @@ bool CrossEntropyRule(PlacedCall& call) {
   const at::Tensor elsewhere = own.lt(0).logical_or_(own.ge(classes));
   const at::Tensor chosen =
       shifted.gather(1, own.masked_fill(elsewhere, 0).unsqueeze(1)).squeeze(1);
-  const at::Tensor meant = group->Sum(chosen.masked_fill(elsewhere, 0));
-  const at::Tensor losses = (sums.log() - meant).masked_fill(~counts, 0);
+  const std::vector<at::Tensor> both =  // addends of the sums, and logits
+      group
+          ->Sum(at::stack(
+              {shifted.exp().sum(1), chosen.masked_fill(elsewhere, 0)}))
+          .unbind();
+  const at::Tensor losses = (both[0].log() - both[1]).masked_fill(~counts, 0);
   if (reduction == at::Reduction::None) return call.Return(losses.to(dtype));
   const at::Tensor sum = losses.sum();
   const at::Tensor result =
@@ -152,11 +141,8 @@ bool CrossEntropyRule(PlacedCall& call) {
 
 // A sum over some dimensions: of a divided one, the parts' sums are added up.
 bool SumRule(PlacedCall& call) {
-  const Placed* const placed = call.placed(0);
-  if (placed == nullptr || placed->placement.kind != TensorPlacement::kShard) {
-    return false;
-  }
-  const int64_t divided = placed->placement.dim;
+  const std::optional<int64_t> divided = call.Divided();
+  if (!divided.has_value()) return false;
   const int64_t dims = call.tensor(0).dim();
   std::vector<int64_t> over;
   bool keeps = false;
@@ -165,11 +151,11 @@ bool SumRule(PlacedCall& call) {
     keeps = call[2].toBool();
   }
   bool along = over.empty();
-  int64_t now = divided;
+  int64_t now = *divided;
   for (int64_t& dim : over) {
     if (dim < 0) dim += dims;
-    along |= dim == divided;
-    now -= !keeps && dim < divided ? 1 : 0;
+    along |= dim == *divided;
+    now -= !keeps && dim < *divided ? 1 : 0;
   }
   call[0] = PartForUse(call.tensor(0));
   if (!along) return call.RunAs(TensorPlacement::Shard(now));
@@ -181,14 +167,14 @@ bool SumRule(PlacedCall& call) {
 
 // A mean over dimensions of which none is divided.
 bool MeanRule(PlacedCall& call) {
-  const Placed* const placed = call.placed(0);
-  if (placed == nullptr || placed->placement.kind != TensorPlacement::kShard ||
-      call.size() < 3 || call[1].isNone() || call[1].toIntVector().empty()) {
+  const std::optional<int64_t> divided = call.Divided();
+  if (!divided.has_value() || call.size() < 3 || call[1].isNone() ||
+      call[1].toIntVector().empty()) {
     return false;
   }
   const int64_t dims = call.tensor(0).dim();
   for (int64_t dim : call[1].toIntVector()) {
-    if ((dim < 0 ? dim + dims : dim) == placed->placement.dim) return false;
+    if ((dim < 0 ? dim + dims : dim) == *divided) return false;
   }
   return SumRule(call);
 }

@@ -25,10 +25,7 @@ struct Plan {
 
 // Along which dimension a factor is divided; -1: it is not.
 int64_t DividedAlong(const at::Tensor& tensor) {
-  const Placed* const placed = PlacedOf(tensor);
-  return placed != nullptr && placed->placement.kind == TensorPlacement::kShard
-             ? placed->placement.dim
-             : -1;
+  return DividedDim(tensor).value_or(-1);
 }
 
 // `a`: [..., m, k], `b`: [k, n], or [..., k, n] with the same leading sizes;
@@ -46,9 +43,10 @@ std::optional<Plan> PlanProduct(const at::Tensor& a, const at::Tensor& b,
                                               b.sizes().slice(0, last_b - 1);
   if (!matrix && !same) return std::nullopt;
   const int64_t result_dims = a.dim();
-  if (along_b == outputs_b) {  // column-parallel
+  const std::optional<TensorPlacement> b_shard = ShardOf(b);
+  if (b_shard.has_value() && b_shard->dim == outputs_b) {  // column-parallel
     return Plan{WholeForParts(a, group.get()), PartForUse(b),
-                TensorPlacement::Shard(result_dims - 1)};
+                TensorPlacement::Shard(result_dims - 1, b_shard->groups)};
   }
   if (along_b == inputs_b) {  // row-parallel
     return Plan{PartAs(a, last_a, group), PartForUse(b), std::nullopt};
@@ -99,8 +97,10 @@ bool LinearRule(PlacedCall& call) {
   }
   at::Tensor part;
   if (bias.defined()) {
-    part = plan->result->dim == last ? PartAs(bias, 0, group)
-                                     : WholeForParts(bias, group.get());
+    part = plan->result->dim == last
+               ? PartAs(bias, TensorPlacement::Shard(0, plan->result->groups),
+                        group)
+               : WholeForParts(bias, group.get());
   }
   return call.Return(at::linear(plan->a, plan->b, part), *plan->result);
 }
@@ -121,9 +121,11 @@ bool AddmmRule(PlacedCall& call) {
   }
   const bool per_output = plan->result->dim == 1;
   const int64_t along = bias.dim() - (per_output ? 1 : 2);
-  const at::Tensor part = along >= 0 && bias.size(along) > 1
-                              ? PartAs(bias, along, group)
-                              : WholeForParts(bias, group.get());
+  const at::Tensor part =
+      along >= 0 && bias.size(along) > 1
+          ? PartAs(bias, TensorPlacement::Shard(along, plan->result->groups),
+                   group)
+          : WholeForParts(bias, group.get());
   return call.Return(at::addmm(part, plan->a, plan->b), *plan->result);
 }
 

@@ -11,14 +11,6 @@
 namespace tessera {
 namespace {
 
-std::optional<int64_t> DividedDim(PlacedCall& call) {
-  const Placed* const placed = call.placed(0);
-  if (placed == nullptr || placed->placement.kind != TensorPlacement::kShard) {
-    return std::nullopt;
-  }
-  return placed->placement.dim;
-}
-
 // Returns where dimension `dim` of a tensor is in another view of its elements:
 // the dimension before which there are as many elements, and whose size the
 // ranks divide. A dimension that is split stays divided along its first part;
@@ -54,17 +46,36 @@ std::vector<int64_t> Resolved(std::vector<int64_t> sizes, int64_t numel) {
   return sizes;
 }
 
+// Returns how a view is divided: a dimension of groups stays one, or is split
+// in the groups and what each of them has.
+std::optional<TensorPlacement> InView(const at::Tensor& whole,
+                                      const TensorPlacement& shard,
+                                      at::IntArrayRef to, int64_t ranks) {
+  std::optional<int64_t> now =
+      DimInView(whole.sizes(), shard.dim, to, shard.groups == 1 ? ranks : 1);
+  if (!now.has_value()) return std::nullopt;
+  if (shard.groups == 1) return TensorPlacement::Shard(*now);
+  const auto at = static_cast<size_t>(*now);
+  if (to[at] == whole.size(shard.dim)) {
+    return TensorPlacement::Shard(*now, shard.groups);
+  }
+  if (to[at] != shard.groups || at + 1 >= to.size() ||
+      to[at + 1] % ranks != 0) {
+    return std::nullopt;
+  }
+  return TensorPlacement::Shard(*now + 1);
+}
+
 bool ViewAs(PlacedCall& call, const std::vector<int64_t>& sizes) {
-  const std::optional<int64_t> dim = DividedDim(call);
-  if (!dim.has_value()) return false;
+  const std::optional<TensorPlacement> shard = call.Shard();
+  if (!shard.has_value()) return false;
   const at::Tensor whole = call.tensor(0);
   std::vector<int64_t> to = Resolved(sizes, whole.numel());
-  const std::optional<int64_t> now =
-      DimInView(whole.sizes(), *dim, to, call.ranks());
+  const std::optional<TensorPlacement> now =
+      InView(whole, *shard, to, call.ranks());
   if (!now.has_value()) return false;
-  to[static_cast<size_t>(*now)] /= call.ranks();
-  return call.Return(PartForUse(whole).reshape(to),
-                     TensorPlacement::Shard(*now));
+  to[static_cast<size_t>(now->dim)] /= call.ranks();
+  return call.Return(PartForUse(whole).reshape(to), *now);
 }
 
 bool ViewRule(PlacedCall& call) { return ViewAs(call, call[1].toIntVector()); }
@@ -95,27 +106,28 @@ bool UnflattenRule(PlacedCall& call) {
 }
 
 // Runs the operator on the part; it is divided along `dim` afterwards.
-bool OnPart(PlacedCall& call, int64_t dim) {
+bool OnPart(PlacedCall& call, int64_t dim, int64_t groups = 1) {
   call[0] = PartForUse(call.tensor(0));
-  return call.RunAs(TensorPlacement::Shard(dim));
+  return call.RunAs(TensorPlacement::Shard(dim, groups));
 }
 
 bool TransposeRule(PlacedCall& call) {
-  const std::optional<int64_t> dim = DividedDim(call);
-  if (!dim.has_value() || !call[1].isInt()) return false;
-  const int64_t dims = call.tensor(0).dim();
+  const std::optional<TensorPlacement> shard = call.Shard();
+  if (!shard.has_value() || !call[1].isInt()) return false;
+  const int64_t dims = call.tensor(0).dim(), dim = shard->dim;
   const int64_t a = call.Dim(1, dims), b = call.Dim(2, dims);
-  return OnPart(call, *dim == a ? b : *dim == b ? a : *dim);
+  return OnPart(call, dim == a ? b : dim == b ? a : dim, shard->groups);
 }
 
 bool TRule(PlacedCall& call) {
-  const std::optional<int64_t> dim = DividedDim(call);
-  if (!dim.has_value()) return false;
-  return OnPart(call, call.tensor(0).dim() == 2 ? 1 - *dim : *dim);
+  const std::optional<TensorPlacement> shard = call.Shard();
+  if (!shard.has_value()) return false;
+  const int64_t dim = shard->dim;
+  return OnPart(call, call.tensor(0).dim() == 2 ? 1 - dim : dim, shard->groups);
 }
 
 bool PermuteRule(PlacedCall& call) {
-  const std::optional<int64_t> dim = DividedDim(call);
+  const std::optional<int64_t> dim = call.Divided();
   if (!dim.has_value()) return false;
   const int64_t dims = call.tensor(0).dim();
   const std::vector<int64_t> order = call[1].toIntVector();
@@ -128,14 +140,14 @@ bool PermuteRule(PlacedCall& call) {
 }
 
 bool UnsqueezeRule(PlacedCall& call) {
-  const std::optional<int64_t> dim = DividedDim(call);
+  const std::optional<int64_t> dim = call.Divided();
   if (!dim.has_value()) return false;
   const int64_t at = call.Dim(1, call.tensor(0).dim() + 1);
   return OnPart(call, *dim >= at ? *dim + 1 : *dim);
 }
 
 bool SqueezeRule(PlacedCall& call) {
-  const std::optional<int64_t> dim = DividedDim(call);
+  const std::optional<int64_t> dim = call.Divided();
   if (!dim.has_value() || call.size() < 2 || !call[1].isInt()) return false;
   const at::Tensor whole = call.tensor(0);
   const int64_t at = call.Dim(1, whole.dim());
@@ -145,7 +157,7 @@ bool SqueezeRule(PlacedCall& call) {
 }
 
 bool ExpandRule(PlacedCall& call) {
-  const std::optional<int64_t> dim = DividedDim(call);
+  const std::optional<int64_t> dim = call.Divided();
   if (!dim.has_value()) return false;
   const at::Tensor whole = call.tensor(0);
   std::vector<int64_t> sizes = call[1].toIntVector();
@@ -161,7 +173,7 @@ bool ExpandRule(PlacedCall& call) {
 // Computes operators that read along a dimension, argument 1, which the
 // result has, too.
 bool AlongRule(PlacedCall& call) {
-  const std::optional<int64_t> dim = DividedDim(call);
+  const std::optional<int64_t> dim = call.Divided();
   if (!dim.has_value() || !call[1].isInt()) return false;
   if (call.Dim(1, call.tensor(0).dim()) == *dim) return false;
   return OnPart(call, *dim);
@@ -169,16 +181,49 @@ bool AlongRule(PlacedCall& call) {
 
 // Computes the same where the result lacks that dimension.
 bool SelectRule(PlacedCall& call) {
-  const std::optional<int64_t> dim = DividedDim(call);
+  const std::optional<int64_t> dim = call.Divided();
   if (!dim.has_value() || !call[1].isInt()) return false;
   const int64_t at = call.Dim(1, call.tensor(0).dim());
   if (at == *dim) return false;
   return OnPart(call, *dim > at ? *dim - 1 : *dim);
 }
 
+// In how many equal parts a call of split or chunk divides a dimension of that
+// size; 0: in others.
+int64_t EqualParts(PlacedCall& call, int64_t size) {
+  if (call[1].isIntList()) {
+    const std::vector<int64_t> sizes = call[1].toIntVector();
+    for (const int64_t each : sizes) {
+      if (each != sizes[0]) return 0;
+    }
+    return static_cast<int64_t>(sizes.size());
+  }
+  const bool chunks = call.op().schema().name() == "aten::chunk";
+  const int64_t by = call[1].toInt();
+  if (by <= 0 || size % by != 0) return 0;
+  return chunks ? by : size / by;
+}
+
+// The groups of a dimension, each divided.
+bool SplitGroups(PlacedCall& call, const TensorPlacement& shard) {
+  const at::Tensor whole = call.tensor(0);
+  if (call.Dim(2, whole.dim()) != shard.dim ||
+      EqualParts(call, whole.size(shard.dim)) != shard.groups) {
+    return false;
+  }
+  std::vector<at::Tensor> parts =
+      PartForUse(whole).chunk(shard.groups, shard.dim);
+  for (at::Tensor& part : parts) {
+    part = call.Made(part, TensorPlacement::Shard(shard.dim));
+  }
+  return call.ReturnList(std::move(parts));
+}
+
 // Computes operators that give a list of tensors; argument 2 is the dimension.
 bool SplitRule(PlacedCall& call) {
-  const std::optional<int64_t> dim = DividedDim(call);
+  const std::optional<TensorPlacement> shard = call.Shard();
+  if (shard.has_value() && shard->groups > 1) return SplitGroups(call, *shard);
+  const std::optional<int64_t> dim = call.Divided();
   if (!dim.has_value()) return false;
   if (call.Dim(2, call.tensor(0).dim()) == *dim) return false;
   call[0] = PartForUse(call.tensor(0));
@@ -191,18 +236,25 @@ bool SplitRule(PlacedCall& call) {
   return true;
 }
 
+bool UnbindRule(PlacedCall& call) {
+  const std::optional<int64_t> dim = call.Divided();
+  if (!dim.has_value() || !call[1].isInt()) return false;
+  const int64_t at = call.Dim(1, call.tensor(0).dim());
+  if (at == *dim) return false;
+  std::vector<at::Tensor> parts = PartForUse(call.tensor(0)).unbind(at);
+  for (at::Tensor& part : parts) {
+    part = call.Made(part, TensorPlacement::Shard(*dim > at ? *dim - 1 : *dim));
+  }
+  return call.ReturnList(std::move(parts));
+}
+
 // cat and stack, along a dimension that is not divided.
 bool CatRule(PlacedCall& call) {
   std::vector<at::Tensor> tensors = call[0].toTensorVector();
   std::optional<int64_t> dim;
   for (const at::Tensor& each : tensors) {
-    const Placed* const placed = PlacedOf(each);
-    if (placed == nullptr ||
-        placed->placement.kind != TensorPlacement::kShard) {
-      continue;
-    }
-    dim = placed->placement.dim;
-    break;
+    dim = DividedDim(each);
+    if (dim.has_value()) break;
   }
   if (!dim.has_value()) return false;
   const bool stacks = call.op().schema().name() == "aten::stack";
@@ -238,6 +290,7 @@ std::vector<NamedRule> ViewRules() {
           {"aten::split.Tensor", &SplitRule},
           {"aten::split_with_sizes", &SplitRule},
           {"aten::chunk", &SplitRule},
+          {"aten::unbind.int", &UnbindRule},
           {"aten::cat", &CatRule},
           {"aten::stack", &CatRule}};
 }

@@ -65,8 +65,9 @@ class Frame::Saved final : public Slot {
         device_(tensor.device()),
         op_(op) {
     // Others may be memory that nobody fills (states of a generator that an
-    // operator does not use).
-    const bool has_values = tensor.layout() == at::kStrided &&
+    // operator does not use), or have none (divided among ranks).
+    const bool has_values = tensor.has_storage() &&
+                            tensor.layout() == at::kStrided &&
                             (tensor.is_floating_point() || tensor.is_complex());
     if (print && has_values) print_ = FingerprintOf(tensor);
   }
