@@ -75,6 +75,23 @@ TEST(TraceTest, LeavesTiedParametersAsTheyWere) {
   EXPECT_TRUE(model.first->weight.grad().is_same(gradient));
 }
 
+// Assertions are checked where their values are known.
+TEST(TraceTest, ChecksAssertionsOfKnownValues) {
+  Two model;
+  const auto run = [&](int64_t size, int64_t below) {
+    return TakeTrace(model,
+                     [&] {
+                       const Tensor numbers = torch::randint(100, {size});
+                       at::_assert_async(numbers.lt(below).all(), "too large");
+                       return model.first->forward(Batch()).sum();
+                     })
+        .status();
+  };
+  EXPECT_THAT(run(100, 100), IsOk());
+  EXPECT_THAT(std::string(run(100, 0).message()), HasSubstr("too large"));
+  EXPECT_THAT(run(100000, 0), IsOk()) << "values are not known";
+}
+
 TEST(TraceTest, LeavesTheModuleAsItWas) {
   Two model;
   const Tensor x = Batch();

@@ -10,7 +10,7 @@ bool LooksAtValues(const std::string& name) {
   static const auto* const names = new AtenNames(
       "_local_scalar_dense,nonzero,masked_select,_unique,_unique2,unique_dim,"
       "unique_consecutive,unique_dim_consecutive,bincount,repeat_interleave,"
-      "_ctc_loss,_assert_async");
+      "_ctc_loss");
   return names->Contains(name);
 }
 
