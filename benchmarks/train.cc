@@ -98,6 +98,13 @@ class Sharded : public Trainer {
     trainer->model_ = std::move(model);
     EngineOptions options;
     options.device = device;
+    if (TensorRanksOf(config) > 1) {
+      options.planned_loss = [model = trainer->model_](int64_t samples) {
+        const at::Tensor tokens =
+            torch::zeros({samples, absl::GetFlag(FLAGS_seq)}, torch::kLong);
+        return model->Loss(tokens, tokens);
+      };
+    }
     TESSERA_ASSIGN_OR_RETURN(trainer->engine_,
                              Engine::Create(trainer->model_, config, options));
     const std::string init = absl::GetFlag(FLAGS_init);
@@ -162,6 +169,7 @@ struct Task {
   int64_t rows = 0;  // of a rank's step
   std::string dtype;
   int64_t parameters = 0;
+  int tensor_ranks = 1;  // that read the same samples
   at::Device device = at::kCPU;
 };
 
@@ -186,7 +194,8 @@ absl::Status Train(int rank, const MappedFile& corpus, const Task& task,
 
 Speed SpeedOf(const World& world, const Task& task, const Figures& figures) {
   Speed speed;
-  speed.tokens = task.rows * absl::GetFlag(FLAGS_seq) * world.world_size();
+  speed.tokens = task.rows * absl::GetFlag(FLAGS_seq) *
+                 (world.world_size() / task.tensor_ranks);
   speed.flops_per_token =
       6 * task.parameters + 12 * absl::GetFlag(FLAGS_layers) *
                                 absl::GetFlag(FLAGS_dim) *
@@ -252,6 +261,7 @@ absl::Status Run(int argc, char** argv) {
                            ConfigOfFlags(world->world_size()));
   task.rows = config.train_micro_batch_size_per_gpu();
   task.dtype = DtypeOf(config);
+  task.tensor_ranks = TensorRanksOf(config);
   auto model = MakeModel(task.device);
   for (const at::Tensor& p : model->parameters()) task.parameters += p.numel();
   TESSERA_ASSIGN_OR_RETURN(const auto trainer,
@@ -262,8 +272,9 @@ absl::Status Run(int argc, char** argv) {
   int done = 0;
   auto train = [&](int steps) {
     Figures turn;
-    const absl::Status status = Train(world->rank(), corpus, task, done,
-                                      done + steps, *trainer, &turn, &peaks);
+    const absl::Status status =
+        Train(world->rank() / task.tensor_ranks, corpus, task, done,
+              done + steps, *trainer, &turn, &peaks);
     done += steps;
     if (status.ok() && turns) PrintTurn(turn);
     for (const double ms : turn.milliseconds) all.milliseconds.push_back(ms);

@@ -27,6 +27,7 @@ ABSL_FLAG(double, peak_tflops, 0,
           "counts attention as if it were not causal; 0: none is printed.");
 ABSL_FLAG(std::string, device, "cpu", "cpu, or gpu: World::device().");
 ABSL_FLAG(int, stage, 3, "ZeRO stage, 0 to 3.");
+ABSL_FLAG(int, tensor, 1, "tensor_parallel.autotp_size.");
 ABSL_FLAG(int64_t, dim, 512, "Width of the model.");
 ABSL_FLAG(int64_t, layers, 8, "Blocks.");
 ABSL_FLAG(int64_t, heads, 8, "Heads of attention.");
@@ -80,6 +81,8 @@ proto::Config ConfigOfOtherFlags() {
   config.mutable_optimizer()->mutable_params()->set_lr(kLr);
   config.mutable_optimizer()->mutable_params()->set_weight_decay(kWeightDecay);
   config.mutable_zero_optimization()->set_stage(absl::GetFlag(FLAGS_stage));
+  config.mutable_tensor_parallel()->set_autotp_size(
+      absl::GetFlag(FLAGS_tensor));
   SetOffload(config.mutable_zero_optimization());
   config.mutable_sharding()->mutable_offload()->set_early_step(
       absl::GetFlag(FLAGS_early_step));
@@ -129,9 +132,9 @@ absl::Status CheckEngine() {
   }
   if (absl::GetFlag(FLAGS_config).empty()) return absl::OkStatus();
   return AtDefaults("--config, which says it itself", FLAGS_stage, FLAGS_dtype,
-                    FLAGS_micro_batch, FLAGS_clip, FLAGS_recompute,
-                    FLAGS_states_on_disk, FLAGS_parameters_on_disk,
-                    FLAGS_early_step, FLAGS_backend);
+                    FLAGS_tensor, FLAGS_micro_batch, FLAGS_clip,
+                    FLAGS_recompute, FLAGS_states_on_disk,
+                    FLAGS_parameters_on_disk, FLAGS_early_step, FLAGS_backend);
 }
 
 // `words` is what is left of the command line.

@@ -36,14 +36,21 @@ constexpr int64_t kMaxFileBytes = 16 << 20;
 // Returns the number of ranks that see data of their own.
 int DataParallelRanks(int world_size, const proto::Config& config,
                       Faults* faults) {
-  const int64_t sequence =
-      std::max<int64_t>(config.sequence_parallel_size(), 1);
-  if (world_size % sequence == 0) {
-    return world_size / static_cast<int>(sequence);
-  }
-  faults->Add("sequence_parallel_size", "expected a divisor of the world size ",
-              world_size, ", got ", sequence);
-  return world_size;
+  int ranks = world_size;
+  const auto take = [&](const char* key, int64_t each) {
+    if (each <= 1) return;
+    if (ranks % each == 0) {
+      ranks /= static_cast<int>(each);
+    } else {
+      faults->Add(
+          key, "expected a divisor of the world size ", world_size,
+          ranks == world_size ? "" : absl::StrCat(" / ", world_size / ranks),
+          ", got ", each);
+    }
+  };
+  take("tensor_parallel.autotp_size", TensorRanksOf(config));
+  take("sequence_parallel_size", config.sequence_parallel_size());
+  return ranks;
 }
 
 // The order matters, since each part may look only at what is complete:
@@ -65,15 +72,15 @@ void Resolve(int world_size, const AutoValues& values, ConfigReport* report) {
   }
   NoteIneffectiveKeys(*config, &faults);
   NameDtypes(config);
-  ResolveAutos(report->record, values, world_size, config, &faults);
+  const int data_ranks = DataParallelRanks(world_size, *config, &faults);
+  ResolveAutos(report->record, values, data_ranks, config, &faults);
   CheckFields(config, &faults);
-  ResolveBatch(DataParallelRanks(world_size, *config, &faults), config,
-               &faults);
+  ResolveBatch(data_ranks, config, &faults);
   ResolveGradients(config, &faults);
   ResolveOptimizer(config, &faults);
   ResolveScheduler(config, &faults);
   ResolveLearningRateScaling(config, &faults);
-  ResolveSharding(world_size, config, &faults);
+  ResolveSharding(data_ranks, config, &faults);
   ResolvePrecision(config, &faults);
   ResolveStepInBackward(config, &faults);
   CheckCommunication(config->communication(), &faults);
@@ -373,8 +380,20 @@ absl::StatusOr<proto::Config> ResolveConfig(const proto::Config& config,
   return ConfigOf(report, "");
 }
 
+int TensorRanksOf(const proto::Config& config) {
+  constexpr int64_t kMost = std::numeric_limits<int>::max();
+  const int64_t ranks = config.tensor_parallel().autotp_size();
+  return static_cast<int>(std::clamp<int64_t>(ranks, 1, kMost));
+}
+
 absl::Status CheckRunnable(const proto::Config& config) {
   std::vector<std::string> missing = MissingFeatures(config);
+  if (TensorRanksOf(config) > 1 &&
+      config.tensor_parallel().has_partition_config() &&
+      config.tensor_parallel().partition_config().json() != "null") {
+    missing.push_back(
+        "tensor_parallel.partition_config: tp_plan says what is divided");
+  }
   const proto::Optimizer& optimizer = config.optimizer();
   if (config.has_optimizer() && !FindAlgorithm(optimizer.type()).has_value()) {
     missing.push_back(absl::StrCat("optimizer.type: ", optimizer.type(),

@@ -76,6 +76,11 @@ absl::StatusOr<proto::Config> ToConfig(const TrainingConfig& config,
                                        const AutoValues& values = {},
                                        const ConfigOverrides& overrides = {});
 
+// Returns over how many ranks layers are divided (tensor_parallel.autotp_size);
+// 1: they are not. The world size divided by it is the number of ranks that
+// have samples of their own. LOCAL.
+int TensorRanksOf(const proto::Config& config);
+
 // Returns Unimplemented with all that `config` asks for and this version does
 // not support. REQUIRES: `config` is completed. LOCAL.
 absl::Status CheckRunnable(const proto::Config& config);

@@ -177,6 +177,22 @@ TEST(DeepSpeed, SequencesTakeRanksFromTheBatch) {
             "got 3");
 }
 
+TEST(DeepSpeed, TensorParallelRanksHaveNoSamplesOfTheirOwn) {
+  const ConfigReport report =
+      ReportOf("\"tensor_parallel\": {\"autotp_size\": 2}", 4);
+  EXPECT_EQ(report.config.train_micro_batch_size_per_gpu(), 4);
+  TESSERA_EXPECT_OK(CheckRunnable(report.config));
+  EXPECT_EQ(TensorRanksOf(report.config), 2);
+  EXPECT_EQ(FaultOf(With("\"tensor_parallel\": {\"autotp_size\": 3}"), 4),
+            "tensor_parallel.autotp_size: expected a divisor of the world size "
+            "4, got 3");
+  EXPECT_EQ(FaultOf(With("\"tensor_parallel\": {\"autotp_size\": 2}, "
+                         "\"sequence_parallel_size\": 4"),
+                    4),
+            "sequence_parallel_size: expected a divisor of the world size 4 / "
+            "2, got 4");
+}
+
 TEST(DeepSpeed, AllFaultsComeAtOnceBehindDuplicates) {
   const ConfigReport report = ReportOf(
       "\"zero_optimization\": {\"stage\": 1, \"stage\": 2}, \"bf16\": "
@@ -267,8 +283,9 @@ TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
        "instead"},
       {"\"sequence_parallel_size\": 2",
        "sequence_parallel_size: 2: sequence parallelism"},
-      {"\"tensor_parallel\": {\"autotp_size\": 4}",
-       "tensor_parallel: tensor parallelism"},
+      {"\"tensor_parallel\": {\"autotp_size\": 2, "
+       "\"partition_config\": {\"a\": 1}}",
+       "tensor_parallel.partition_config: tp_plan says what is divided"},
       {"\"data_efficiency\": {\"enabled\": true}",
        "data_efficiency: DeepSpeed's data efficiency library"},
       {"\"hybrid_engine\": {\"enabled\": true}",

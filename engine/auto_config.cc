@@ -101,6 +101,12 @@ absl::StatusOr<proto::Config> AsTrained(
     return absl::FailedPreconditionError(absl::StrCat(
         "it had ", training.world_size(), " ranks, not ", world_size));
   }
+  const int tensor_ranks = std::max(training.tensor_ranks(), 1);
+  if (tensor_ranks != TensorRanksOf(config)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("it had tensor_parallel.autotp_size ", tensor_ranks,
+                     ", not ", TensorRanksOf(config)));
+  }
   proto::Config made = config;
   proto::ZeroOptimization* const zero = made.mutable_zero_optimization();
   if (zero->auto_stage()) zero->set_stage(training.stage());
@@ -347,7 +353,9 @@ absl::StatusOr<AutoConfig> DecideAuto(const torch::nn::Module& module,
     TESSERA_RETURN_IF_ERROR(
         comm->AgreeOk(CheckCanDecide(decided.config, options), "auto"));
   }
-  if (options.planned_loss != nullptr && (left || options.plan == nullptr)) {
+  const bool plans =
+      left || (options.plan == nullptr && TensorRanksOf(config) == 1);
+  if (options.planned_loss != nullptr && plans) {
     TESSERA_RETURN_IF_ERROR(
         DecideByPlan(module, options, left, comm, &decided));
   }

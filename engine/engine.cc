@@ -113,7 +113,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
     return built;
   }
   ReturnMemory(impl->model());
-  SeedThisRank();
+  SeedThisRank(impl->model().mesh().size(kTp));
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 
@@ -353,6 +353,11 @@ StateBytes Engine::replicated_state_bytes() const {
 }
 const std::shared_ptr<Communicator>& Engine::communicator() const {
   return impl_->model().mesh().job();
+}
+int Engine::data_world_size() const { return impl_->model().mesh().size(kDp); }
+int Engine::data_rank() const { return impl_->model().mesh().coordinate(kDp); }
+const std::vector<TensorCut>& Engine::tensor_cuts() const {
+  return impl_->tensor_cuts();
 }
 int Engine::stage() const { return impl_->model().stage(); }
 const std::string& Engine::auto_reason() const { return impl_->auto_reason(); }

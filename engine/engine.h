@@ -361,6 +361,12 @@ class Engine {
   StateBytes replicated_state_bytes() const;
   // The group of all ranks of this engine. LOCAL.
   const std::shared_ptr<Communicator>& communicator() const;
+  // How many ranks have samples of their own, and which of them this one is:
+  // for samplers and loaders. Those of a tensor-parallel group are one. LOCAL.
+  int data_world_size() const;
+  int data_rank() const;
+  // The parameters that are divided (EngineOptions::tensor_cuts). LOCAL.
+  const std::vector<TensorCut>& tensor_cuts() const;
   int stage() const;
   // The complete configuration, with the values chosen for "auto" (except the
   // stage, if model states alone decided it: see stage()).

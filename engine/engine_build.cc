@@ -8,6 +8,7 @@
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "comm/catch_announced.h"
+#include "config/config.h"
 #include "engine/build/group_choice.h"
 #include "engine/build/initial_sync.h"
 #include "engine/build/rate_settings.h"
@@ -175,7 +176,7 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   }
   TESSERA_RETURN_IF_ERROR(model_.comm()->AgreeOk(moved, "Engine::Create"));
   // The user's predicates run there.
-  const absl::StatusOr<Partition> partition =
+  absl::StatusOr<Partition> partition =
       CatchTorch("units", [&] { return Plan(options); });
   TESSERA_RETURN_IF_ERROR(
       model_.comm()->AgreeOk(partition.status(), "Engine::Create"));
@@ -193,18 +194,17 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   if (settings_.muon.has_value()) {
     settings_.flats.part = PartsOf(groups_.groups());
   }
-  TESSERA_RETURN_IF_ERROR(ChooseStage(partition->units, trainable));
-  TESSERA_RETURN_IF_ERROR(
-      model_.MakeMesh(settings_.group_size(model_.stage())));
-  SetOverlap(config_.zero_optimization(), model_.stage(), &settings_);
-  settings_.flats.sharded_parameters = model_.stage() == 3;
-  TESSERA_ASSIGN_OR_RETURN(
-      std::vector<FlatPlan> flats,
-      SplitFlats(partition->units, trainable, settings_.flats));
-  LimitLive(flats);
-  model_.SetSchedule(std::make_shared<Schedule>(settings_.schedule));
-  TESSERA_RETURN_IF_ERROR(
-      CheckSame(ListOf(flats), "list of units", model_.comm()));
+  TESSERA_RETURN_IF_ERROR(model_.MakeMesh(TensorRanksOf(config_)));
+  TESSERA_RETURN_IF_ERROR(DivideLayers(options, &partition->units));
+  absl::StatusOr<std::vector<FlatPlan>> laid_out =
+      LayOut(partition->units, trainable);
+  if (!laid_out.ok()) {
+    (void)model_.comm()->AgreeOk(laid_out.status(), "Engine::Create");
+    const absl::Status whole = parts_.GiveBack();
+    return whole.ok() ? laid_out.status()
+                      : NotGivenBack(laid_out.status(), whole);
+  }
+  std::vector<FlatPlan>& flats = *laid_out;
   std::vector<bool> expected;  // in the flats' order
   for (const auto& flat : flats) {
     for (const auto& p : flat.parameters) {
@@ -236,6 +236,7 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
     guard_->stream()->SetBeforeWrite([this] { saver_.Detach(); });
   }
   InstallSavedTensorHooks();
+  if (model_.has_parts()) settings_.gradients.together = model_.mesh().job();
   optimization_.SetGradients(
       std::make_unique<Gradients>(model_.flats(), model_.mesh().group(kDp),
                                   settings_.gradients, std::move(expected)));
@@ -246,6 +247,23 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   trainer_.Begin();
   WarnOfUnscaledHalf(model_, optimization_);
   return absl::OkStatus();
+}
+
+// Chooses the stage, the groups of ranks and the flats.
+absl::StatusOr<std::vector<FlatPlan>> Engine::Impl::LayOut(
+    absl::Span<const UnitPlan> units, const std::vector<bool>& trainable) {
+  TESSERA_RETURN_IF_ERROR(ChooseStage(units, trainable));
+  TESSERA_RETURN_IF_ERROR(
+      model_.MakeShardGroups(settings_.group_size(model_.stage())));
+  SetOverlap(config_.zero_optimization(), model_.stage(), &settings_);
+  settings_.flats.sharded_parameters = model_.stage() == 3;
+  TESSERA_ASSIGN_OR_RETURN(std::vector<FlatPlan> flats,
+                           SplitFlats(units, trainable, settings_.flats));
+  LimitLive(flats);
+  model_.SetSchedule(std::make_shared<Schedule>(settings_.schedule));
+  TESSERA_RETURN_IF_ERROR(
+      CheckSame(ListOf(flats), "list of units", model_.comm()));
+  return flats;
 }
 
 // One flat after another on all ranks, so that all know what has been taken

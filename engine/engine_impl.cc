@@ -11,7 +11,7 @@
 #include "base/torch_guard.h"
 #include "base/trace/trace.h"
 #include "comm/catch_announced.h"
-#include "config/config.pb.h"
+#include "config/config.h"
 #include "engine/build/rate_settings.h"
 #include "engine/checkpoint/safetensors_saving.h"
 #include "engine/checkpoint/training_state.h"
@@ -79,7 +79,8 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module,
                    const EngineOptions& options)
     : config_(std::move(config)),
       plan_(options.plan),
-      settings_(SettingsOf(config_, options, comm->world_size())),
+      settings_(SettingsOf(config_, options,
+                           comm->world_size() / TensorRanksOf(config_))),
       model_(std::move(module), std::move(comm)),
       life_(&optimization_),
       guard_(std::make_shared<UpdateGuard>(&model_, &life_,
@@ -138,12 +139,8 @@ absl::Status Engine::Impl::GiveBack(const absl::Status& why) {
                                  "; the module, which ConstructSharded made, "
                                  "is lost: construct it again"));
   }
-  absl::Status given = Close();
-  if (given.ok()) return why;
-  return absl::Status(
-      why.code(),
-      absl::StrCat(why.message(), "; and the module's parameters could not be ",
-                   "given back: ", given.message()));
+  const absl::Status given = Close();
+  return given.ok() ? why : NotGivenBack(why, given);
 }
 
 // All ranks have let go of the units when the first of them is given back, and
@@ -171,6 +168,11 @@ absl::Status Engine::Impl::Close() {
       return released;
     }
   }
+  const absl::Status whole = parts_.GiveBack();
+  if (!whole.ok()) {
+    model_.comm()->Announce(whole);
+    return whole;
+  }
   TESSERA_RETURN_IF_ERROR(CatchTorch("Close", [&] { buffers_.GiveBack(); }));
   groups_.RestoreRequiresGrad();
   if (guard_->served() != nullptr) guard_->served()->End();
@@ -182,6 +184,14 @@ absl::Status Engine::Impl::Close() {
   process_.GiveBack();
   life_.Close();
   return trainer_.TakeUntold();  // there is no Step any more to say it
+}
+
+absl::Status NotGivenBack(const absl::Status& why, const absl::Status& given) {
+  return absl::Status(
+      why.code(),
+      absl::StrCat(why.message(),
+                   "; and the module's parameters could not be given back: ",
+                   given.message()));
 }
 
 absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,

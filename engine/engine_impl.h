@@ -15,6 +15,7 @@
 #include "engine/build/converted_buffers.h"
 #include "engine/build/process_settings.h"
 #include "engine/build/settings.h"
+#include "engine/build/tensor_parts.h"
 #include "engine/checkpoint/saver.h"
 #include "engine/engine.h"
 #include "engine/model/engine_life.h"
@@ -58,6 +59,7 @@ class Engine::Impl {
   }
 
   const proto::Config& config() const { return config_; }
+  const std::vector<TensorCut>& tensor_cuts() const { return cuts_; }
   const Settings& settings() const { return settings_; }
   const std::shared_ptr<const PlanReport>& plan() const { return plan_; }
   const ShardedModel& model() const { return model_; }
@@ -78,8 +80,12 @@ class Engine::Impl {
   absl::StatusOr<Partition> Plan(const EngineOptions& options);
   absl::StatusOr<std::vector<bool>> AgreeOnModule(const Partition& partition,
                                                   const EngineOptions& options);
+  absl::Status DivideLayers(const EngineOptions& options,
+                            std::vector<UnitPlan>* units);
   absl::Status ChooseStage(absl::Span<const UnitPlan> units,
                            const std::vector<bool>& trainable);
+  absl::StatusOr<std::vector<FlatPlan>> LayOut(
+      absl::Span<const UnitPlan> units, const std::vector<bool>& trainable);
   void LimitLive(absl::Span<const FlatPlan> flats);
   absl::Status TakeOver(std::vector<FlatPlan> flats);
   absl::StatusOr<std::vector<FlatParameterOptions>> FlatParameterOptionsOfAll(
@@ -119,9 +125,14 @@ class Engine::Impl {
   bool chose_stage_ = false;
   bool constructed_ = false;  // by ConstructSharded
   // In force from Create until Close.
+  std::vector<TensorCut> cuts_;
+  TensorParts parts_;
   ConvertedBuffers buffers_;
   ProcessSettings process_;
 };
+
+// Adds to an error that the module is not what it was.
+absl::Status NotGivenBack(const absl::Status& why, const absl::Status& given);
 
 }  // namespace tessera
 #endif  // ENGINE_ENGINE_IMPL_H_

@@ -1,14 +1,17 @@
-// Where an engine trains, and which stage it has where its configuration says
-// "auto".
+// Where an engine trains, which layers it divides, and which stage it has where
+// its configuration says "auto".
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "config/config.pb.h"
+#include "config/config.h"
 #include "engine/auto_config.h"
+#include "engine/build/initial_sync.h"
+#include "engine/build/tensor_parts.h"
 #include "engine/engine_impl.h"
 #include "engine/plan/replay/planned_flat.h"
 #include "engine/plan/stage_choice.h"
@@ -17,6 +20,8 @@
 
 namespace tessera {
 namespace {
+
+constexpr char kKey[] = "tensor_parallel.autotp_size";
 
 StateOptions StatesOf(const Settings& settings, const proto::Config& config) {
   StateOptions options;
@@ -68,6 +73,45 @@ absl::Status Engine::Impl::MoveTo(std::optional<at::Device> device) {
   return absl::OkStatus();
 }
 
+// After the ranks' modules were found to be equal, since parts are not.
+absl::Status Engine::Impl::DivideLayers(const EngineOptions& options,
+                                        std::vector<UnitPlan>* units) {
+  if (!model_.has_parts()) return absl::OkStatus();
+  absl::StatusOr<std::vector<TensorCut>> cuts =
+      CatchTorch(kKey, [&]() -> absl::StatusOr<std::vector<TensorCut>> {
+        if (!constructed_) {
+          return ChooseTensorCuts(config_, settings_, groups_.groups(), options,
+                                  model_.module());
+        }
+        return absl::UnimplementedError(absl::StrCat(
+            kKey, " ", TensorRanksOf(config_),
+            ": ConstructSharded made the module, and its parameters are not "
+            "whole on any rank: construct it as usual"));
+      });
+  TESSERA_RETURN_IF_ERROR(model_.comm()->AgreeOk(cuts.status(), kKey));
+  const std::string list =
+      absl::StrJoin(*cuts, ", ", [](std::string* text, const auto& cut) {
+        absl::StrAppend(text, cut.parameter, " along ", cut.dim, " in ",
+                        cut.groups);
+      });
+  TESSERA_RETURN_IF_ERROR(
+      CheckSame(list, "list of divided parameters", model_.comm()));
+  absl::Status divided = parts_.Divide(*cuts, model_.tensor(), units);
+  if (!divided.ok() && !parts_.empty()) {
+    divided = absl::Status(divided.code(),
+                           absl::StrCat(divided.message(),
+                                        "; some of the module is divided: "
+                                        "construct it again"));
+  }
+  TESSERA_RETURN_IF_ERROR(model_.comm()->AgreeOk(divided, kKey));
+  cuts_ = *std::move(cuts);
+  TESSERA_LOG_RANK0(INFO) << "tensor parallelism over "
+                          << TensorRanksOf(config_)
+                          << " ranks: " << cuts_.size()
+                          << " parameters are divided";
+  return absl::OkStatus();
+}
+
 absl::Status Engine::Impl::ChooseStage(absl::Span<const UnitPlan> units,
                                        const std::vector<bool>& trainable) {
   if (!config_.zero_optimization().auto_stage()) {
@@ -95,10 +139,10 @@ absl::Status Engine::Impl::ChooseStage(absl::Span<const UnitPlan> units,
       tessera::ChooseStage(bytes, settings_.shard_group_size, memory));
   model_.SetStage(choice.stage);
   auto_reason_ = std::move(choice.reason);
-  if (settings_.shard_group_size < model_.comm()->world_size()) {
+  if (settings_.shard_group_size < settings_.world_size) {
     absl::StrAppend(&auto_reason_, "; shard groups of ",
-                    settings_.shard_group_size, " of ",
-                    model_.comm()->world_size(), " ranks");
+                    settings_.shard_group_size, " of ", settings_.world_size,
+                    " ranks");
   }
   if (model_.comm()->rank() == 0) {
     TESSERA_LOG(INFO) << "zero_optimization.stage auto: " << auto_reason_;

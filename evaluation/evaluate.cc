@@ -76,6 +76,7 @@ class Evaluation {
              const EvaluateOptions& options)
       : engine_(engine),
         comm_(engine->communicator().get()),
+        tensor_ranks_(comm_->world_size() / engine->data_world_size()),
         metrics_(metrics),
         options_(options) {}
 
@@ -103,7 +104,9 @@ class Evaluation {
   // Makes one forward, on all ranks; returns the error of any. What is added
   // counts if `counts`.
   absl::Status Forward(bool counts, absl::FunctionRef<absl::Status()> add) {
-    for (Metric* metric : metrics_) metric->counts_ = counts;
+    // The ranks of a tensor-parallel group have the same samples.
+    const bool first = comm_->rank() % tensor_ranks_ == 0;
+    for (Metric* metric : metrics_) metric->counts_ = counts && first;
     const absl::Status mine = CatchTorch(kWhere, [&] {
       const AutocastScope autocast(engine_);
       return add();
@@ -134,6 +137,7 @@ class Evaluation {
 
   Engine* const engine_;
   Communicator* const comm_;
+  const int tensor_ranks_;
   const std::vector<Metric*>& metrics_;
   const EvaluateOptions& options_;
   EvalScope* eval_ = nullptr;  // while rounds run
@@ -152,10 +156,10 @@ absl::Status Evaluate(Engine* engine, const std::vector<Metric*>& metrics,
           "Evaluate: expected samples and a batch_size, got ", num_samples,
           " samples in batches of ", options.batch_size));
     }
-    const int64_t ranks = evaluation.comm()->world_size();
+    const int64_t ranks = engine->data_world_size();
     const int64_t round = batch * ranks;
     for (int64_t first = 0; first < num_samples; first += round) {
-      int64_t begin = first + batch * evaluation.comm()->rank();
+      int64_t begin = first + batch * engine->data_rank();
       const bool counts = begin < num_samples;
       if (!counts) begin = 0;
       std::vector<int64_t> samples(

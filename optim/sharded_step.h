@@ -42,14 +42,13 @@ namespace tessera {
 // Steps `optimizer` with the step's gradients / divisor, and publishes each
 // flat that was stepped while it is in the caches
 // (FlatParameter::PublishOwned): its new values reach the other ranks, and its
-// parameters' versions say so. Gradients may be changed. `comm`: all ranks,
-// those of the units' shard group and its replicas, in this order. Internal
-// where a norm is asked for and differs between replicas; ResourceExhausted and
-// errors of a disk where clipping reads gradients there. REQUIRES: no early
-// steps with what changes gradients in place (changes_gradients), and
-// FlatParameter::PrepareUpdate of all. COLLECTIVE where a norm is asked for
-// (one small exchange), with adaptive_clipping, and as ShardedOptimizer::Step
-// and PublishOwned are.
+// parameters' versions say so. Gradients may be changed. `comm`: the job.
+// Internal where a norm is asked for and differs between replicas;
+// ResourceExhausted and errors of a disk where clipping reads gradients there.
+// REQUIRES: no early steps with what changes gradients in place
+// (changes_gradients), and FlatParameter::PrepareUpdate of all. COLLECTIVE
+// where a norm is asked for (one small exchange), with adaptive_clipping, and
+// as ShardedOptimizer::Step and PublishOwned are.
 //
 // Where the outcome is pending, StepOutcome::Take returns the error of
 // replicas, and its caller calls StepCounts::Uncount for a step that was

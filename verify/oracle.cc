@@ -7,8 +7,10 @@
 #include <optional>
 #include <utility>
 
+#include "parallel/tensor/placed.h"
 #include "verify/oracle_module.h"
 #include "verify/oracle_parameter.h"
+#include "verify/parts/part_turns.h"
 #include "verify/plain/plain_casts.h"
 
 namespace tessera {
@@ -56,19 +58,21 @@ Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
   at::set_num_threads(1);
   KeepGenerator keep(at::kCPU);
   KeepGenerator keep_device(options_.device);
+  turns_ = std::make_unique<PartTurns>(options_.tensor_ranks,
+                                       DefaultGenerator(options_.device));
   for (int r = 0; r < options_.world_size; ++r) {
-    torch::manual_seed(options_.model_seed);
     Rank rank;
-    rank.module = make_module();
-    torch::manual_seed(options_.rank_seed + static_cast<uint64_t>(r));
-    rank.generator_state = DefaultGenerator(options_.device).get_state();
-    Freeze(*rank.module);
-    if (r == 0) AddParameters(*rank.module);
-    ConvertModule(*rank.module, options_.dtype, options_.keep_norms,
-                  options_.buffer_dtype);
-    const auto replicas = DistinctParameters(*rank.module);
-    for (size_t i = 0; i < replicas.size(); ++i) {
-      parameters_[i].replicas.push_back(replicas[i].second);
+    for (int part = 0; part < options_.tensor_ranks; ++part) {
+      torch::manual_seed(options_.model_seed);
+      auto module = make_module();
+      torch::manual_seed(options_.rank_seed + static_cast<uint64_t>(r));
+      rank.generator_state = DefaultGenerator(options_.device).get_state();
+      Freeze(*module);
+      if (r == 0) AddParameters(*module, part);
+      ConvertModule(*module, options_.dtype, options_.keep_norms,
+                    options_.buffer_dtype);
+      AddReplicas(*module, part);
+      rank.modules.push_back(std::move(module));
     }
     ranks_.push_back(std::move(rank));
   }
@@ -90,14 +94,32 @@ void Oracle::Freeze(const torch::nn::Module& module) const {
   }
 }
 
-void Oracle::AddParameters(const torch::nn::Module& module) {
+const OracleOptions::Cut* Oracle::CutOf(absl::string_view name) const {
+  for (const OracleOptions::Cut& cut : options_.tensor_cuts) {
+    if (cut.name == name) return &cut;
+  }
+  return nullptr;
+}
+
+// What each part has whole is added with the first.
+void Oracle::AddParameters(const torch::nn::Module& module, int part) {
   torch::NoGradGuard no_grad;
   const auto group_of = OracleGroupsOf(module, groups_);
+  int64_t number = -1;
   for (const auto& [name, t] : DistinctParameters(module)) {
+    ++number;
     Parameter p;
     p.name = name;
+    p.part = part;
+    if (const OracleOptions::Cut* const cut = CutOf(name)) {
+      p.cut = TensorPlacement::Shard(cut->dim, cut->groups);
+    }
+    if (part > 0 && !p.cut.has_value()) continue;
     p.complex = t.is_complex();
-    const at::Tensor reals = Reals(t.detach());
+    const at::Tensor mine = p.cut.has_value()
+                                ? SlicePart(t, *p.cut, *turns_->group(part))
+                                : t.detach();
+    const at::Tensor reals = Reals(mine);
     p.place.strides = reals.strides().vec();
     p.place.offset = reals.storage_offset();
     p.master = reals.clone();
@@ -105,10 +127,34 @@ void Oracle::AddParameters(const torch::nn::Module& module) {
     const auto group = group_of.find(t.unsafeGetTensorImpl());
     if (group != group_of.end()) p.group = group->second;
     p.states = OracleStates(p.master, StepOptionsOf(p));
-    p.random.parameter = static_cast<int64_t>(parameters_.size());
+    p.random.parameter = number;
     p.random.numbers = PlacesOf(reals);
     p.waiting.resize(static_cast<size_t>(options_.world_size));
     parameters_.push_back(std::move(p));
+  }
+}
+
+// Divides the module, too.
+void Oracle::AddReplicas(const torch::nn::Module& module, int part) {
+  for (const auto& [name, t] : DistinctParameters(module)) {
+    const OracleOptions::Cut* const cut = CutOf(name);
+    at::Tensor replica = t;
+    if (cut != nullptr) {
+      const auto& group = turns_->group(part);
+      const auto placement = TensorPlacement::Shard(cut->dim, cut->groups);
+      replica =
+          SlicePart(t, placement, *group).set_requires_grad(t.requires_grad());
+      PlaceInPlace(t, replica, placement, group);
+    }
+    for (Parameter& p : parameters_) {
+      if (p.name != name || (cut != nullptr && p.part != part)) continue;
+      if (part == 0 || cut != nullptr) {
+        p.replicas.push_back(replica);
+        p.copies.emplace_back();
+      } else {
+        p.copies.back().push_back(replica);
+      }
+    }
   }
 }
 
@@ -124,8 +170,10 @@ bool Oracle::RoundsTiesAway(const Parameter& p) const {
 void Oracle::Publish(const Parameter& p) const {
   const at::Tensor values =
       RoundsTiesAway(p) ? OracleRoundTiesAway(p.master) : p.master;
-  for (const at::Tensor& replica : p.replicas) {
-    Reals(replica.detach()).copy_(values);
+  for (size_t r = 0; r < p.replicas.size(); ++r) {
+    Reals(p.replicas[r].detach()).copy_(values);
+    for (const at::Tensor& copy : p.copies[r])
+      Reals(copy.detach()).copy_(values);
   }
 }
 
@@ -133,51 +181,23 @@ const OracleStepOptions& Oracle::StepOptionsOf(const Parameter& p) const {
   return p.group ? groups_[*p.group].options : step_options_;
 }
 
-bool Oracle::AnyHalf() const {
-  return std::any_of(
-      parameters_.begin(), parameters_.end(), [&](const Parameter& p) {
-        return p.replicas[0].scalar_type() == at::kHalf ||
-               ReduceDtypeOf(p) == at::kHalf || GradientDtypeOf(p) == at::kHalf;
-      });
-}
-
-void Oracle::ChooseUnit() {
-  const int W = options_.world_size;
-  unit_ = 1;
-  sum_divisor_ = options_.weight ? 1 : W;
-  if (!options_.weight || (W > 1 && !options_.half && !AnyHalf())) return;
-  double largest = 0;
-  for (int i = 0; i < options_.accumulation && largest == 0; ++i) {
-    for (int r = 0; r < W; ++r) {
-      largest = std::max(largest, options_.weight(r, micro_batches_ + i));
-    }
-  }
-  if (largest == 0) return;
-  bool equal = options_.accumulation == 1;
-  for (int r = 0; r < W; ++r) {
-    equal = equal && options_.weight(r, micro_batches_) == largest;
-  }
-  if (equal) {
-    unit_ = largest;
-    sum_divisor_ = W;
-    return;
-  }
-  unit_ = std::exp2(std::ceil(std::log2(largest))) *
-          std::exp2(std::ceil(std::log2(options_.accumulation)));
-  sum_divisor_ = std::exp2(std::ceil(std::log2(W)));
-}
-
 at::Tensor Oracle::RunRank(const Loss& loss, int r, double scale) {
   Rank& rank = ranks_[r];
   at::Generator generator = DefaultGenerator(options_.device);
   generator.set_state(rank.generator_state);
-  std::optional<PlainCasts> casts;
-  if (options_.cast_inputs) casts.emplace(Replicas(r));
-  at::Tensor value = loss(*rank.module, r, micro_batches_);
   const double weight =
       options_.weight ? options_.weight(r, micro_batches_) / unit_ : 1;
   total_weight_ += weight;
-  if (value.defined()) {
+  std::vector<at::Tensor> values(rank.modules.size());  // by part
+  turns_->Run([&](int part) {
+    std::optional<PlainCasts> casts;
+    if (options_.cast_inputs) casts.emplace(Replicas(r, part));
+    at::Tensor& value = values[part];
+    value = loss(*rank.modules[part], r, micro_batches_);
+    if (!value.defined()) {
+      TORCH_CHECK(options_.weight && weight == 0, "no loss, but a weight");
+      return;
+    }
     const double seed =
         options_.weight ? scale * weight : scale / options_.accumulation;
     if (seed == 1) {
@@ -186,18 +206,21 @@ at::Tensor Oracle::RunRank(const Loss& loss, int r, double scale) {
       value.backward(torch::full_like(value, seed));
     }
     value = value.detach();
-  } else {
-    TORCH_CHECK(options_.weight && weight == 0, "no loss, but a weight");
-  }
-  casts.reset();
+  });
   rank.generator_state = generator.get_state();
   TakeGradients(r, weight);
-  return value;
+  return values[0];
 }
 
-std::vector<at::Tensor> Oracle::Replicas(int r) const {
+std::vector<at::Tensor> Oracle::Replicas(int r, int part) const {
   std::vector<at::Tensor> replicas;
-  for (const Parameter& p : parameters_) replicas.push_back(p.replicas[r]);
+  for (const Parameter& p : parameters_) {
+    if (p.part == part) {
+      replicas.push_back(p.replicas[r]);
+    } else if (!p.cut.has_value()) {
+      replicas.push_back(p.copies[r][part - 1]);
+    }
+  }
   return replicas;
 }
 
@@ -272,36 +295,63 @@ const Oracle::Parameter& Oracle::Find(absl::string_view name) const {
 
 std::vector<std::string> Oracle::parameter_names() const {
   std::vector<std::string> names;
-  for (const Parameter& p : parameters_) names.push_back(p.name);
+  for (const Parameter& p : parameters_) {
+    if (p.part == 0) names.push_back(p.name);
+  }
   return names;
 }
 
+// Of all parts, one after the other.
+at::Tensor Oracle::Joined(
+    absl::string_view name,
+    const std::function<at::Tensor(const Parameter&)>& of) const {
+  const Parameter& first = Find(name);
+  if (!first.cut.has_value()) return of(first);
+  std::vector<at::Tensor> parts;
+  for (const Parameter& p : parameters_) {
+    if (p.name == name) parts.push_back(of(p));
+  }
+  if (!parts[0].defined()) return at::Tensor();
+  const auto [kind, dim, groups] = *first.cut;
+  for (at::Tensor& part : parts) part = part.unflatten(dim, {groups, -1});
+  return at::cat(parts, dim + 1).flatten(dim, dim + 1);
+}
+
 at::Tensor Oracle::parameter(absl::string_view name) const {
-  return Find(name).replicas[0].detach();
+  return Joined(name,
+                [](const Parameter& p) { return p.replicas[0].detach(); });
 }
 
 at::Tensor Oracle::master(absl::string_view name) const {
-  const Parameter& p = Find(name);
-  return p.complex ? at::view_as_complex(p.master) : p.master;
+  return Joined(name, [](const Parameter& p) {
+    return p.complex ? at::view_as_complex(p.master) : p.master;
+  });
 }
 
 at::Tensor Oracle::gradient(absl::string_view name) const {
-  const Parameter& p = Find(name);
-  return p.complex && p.gradient.defined() ? at::view_as_complex(p.gradient)
-                                           : p.gradient;
+  return Joined(name, [](const Parameter& p) {
+    return p.complex && p.gradient.defined() ? at::view_as_complex(p.gradient)
+                                             : p.gradient;
+  });
 }
 
 at::Tensor Oracle::rounding(absl::string_view name) const {
-  const Parameter& p = Find(name);
-  return p.complex && p.rounding.defined() ? at::view_as_complex(p.rounding)
-                                           : p.rounding;
+  return Joined(name, [](const Parameter& p) {
+    return p.complex && p.rounding.defined() ? at::view_as_complex(p.rounding)
+                                             : p.rounding;
+  });
 }
 
 void Oracle::SetMaster(absl::string_view name, const at::Tensor& value) {
   torch::NoGradGuard no_grad;
-  const Parameter& p = Find(name);
-  p.master.copy_(Reals(value));
-  Publish(p);
+  for (const Parameter& p : parameters_) {
+    if (p.name != name) continue;
+    const at::Tensor mine =
+        p.cut.has_value() ? SlicePart(value, *p.cut, *turns_->group(p.part))
+                          : value;
+    p.master.copy_(Reals(mine));
+    Publish(p);
+  }
 }
 
 void Oracle::SetLearningRate(absl::string_view group, double rate) {
@@ -316,7 +366,7 @@ void Oracle::SetLearningRate(absl::string_view group, double rate) {
 }
 
 torch::nn::Module& Oracle::module(int rank) const {
-  return *ranks_[rank].module;
+  return *ranks_[rank].modules[0];
 }
 
 at::Tensor Oracle::generator_state(int rank) const {

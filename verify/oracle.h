@@ -1,6 +1,7 @@
 // Oracle computes in one process, with plain libtorch, what W ranks must
 // compute. It includes nothing of sharding, optim or engine, so that it cannot
-// share their mistakes. It is slow and obvious.
+// share their mistakes. It is slow and obvious. Layers that are divided over
+// ranks are computed by parallel/tensor, as the engine's are.
 //
 //   start         masters are the module's parameters, in float32 where those
 //                 are 16-bit; parameters are rounded to `dtype`, and with
@@ -48,6 +49,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -62,8 +64,20 @@ class Module;
 
 namespace tessera {
 
+class PartTurns;  // verify/parts/part_turns.h
+
 struct OracleOptions {
-  int world_size = 1;
+  int world_size = 1;  // ranks that have samples of their own
+  // Each of them is so many, which have the parts of the parameters that
+  // `tensor_cuts` names, and are computed in turn (verify/parts/part_turns.h).
+  // Other parameters are whole on each, and their gradients must be equal
+  // there.
+  int tensor_ranks = 1;
+  struct Cut {
+    std::string name;
+    int64_t dim = 0, groups = 1;  // as TensorPlacement's
+  };
+  std::vector<Cut> tensor_cuts;
   // The device of the modules, and of the default generator below.
   at::Device device = at::kCPU;
   // Consecutive ranks form shard groups of this size; the groups are replicas.
@@ -179,7 +193,7 @@ class Oracle {
   // Replaces a master, and on all ranks the parameters computed from it.
   void SetMaster(absl::string_view name, const at::Tensor& value);
 
-  // Returns the module of a rank, with that rank's buffers.
+  // Returns the module of a rank, with that rank's buffers; of its first part.
   torch::nn::Module& module(int rank) const;
   // Returns the state of the default generator on that rank.
   at::Tensor generator_state(int rank) const;
@@ -188,7 +202,14 @@ class Oracle {
   struct Rank;
   struct Parameter;
   void Freeze(const torch::nn::Module& module) const;
-  void AddParameters(const torch::nn::Module& module);
+  void AddParameters(const torch::nn::Module& module, int part);
+  void AddReplicas(const torch::nn::Module& module, int part);
+  // Returns null for a parameter that is whole.
+  const OracleOptions::Cut* CutOf(absl::string_view name) const;
+  void TakeEqual(Parameter* p, int r) const;
+  at::Tensor Joined(
+      absl::string_view name,
+      const std::function<at::Tensor(const Parameter&)>& of) const;
   const OracleStepOptions& StepOptionsOf(const Parameter& p) const;
   bool HasNarrowMaster(const Parameter& p) const;
   bool RoundsTiesAway(const Parameter& p) const;
@@ -197,7 +218,7 @@ class Oracle {
   bool AnyHalf() const;
   void ChooseUnit();
   at::Tensor RunRank(const Loss& loss, int r, double scale);
-  std::vector<at::Tensor> Replicas(int r) const;
+  std::vector<at::Tensor> Replicas(int r, int part) const;
   void TakeGradients(int r, double weight);
   at::ScalarType GradientDtypeOf(const Parameter& p) const;
   at::ScalarType ReduceDtypeOf(const Parameter& p) const;
@@ -219,6 +240,7 @@ class Oracle {
   const OracleOptions options_;
   OracleStepOptions step_options_;
   std::vector<OracleGroup> groups_;
+  std::unique_ptr<PartTurns> turns_;
   std::vector<Rank> ranks_;
   std::vector<Parameter> parameters_;
   OracleAverages averages_;

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <vector>
 
@@ -53,6 +54,40 @@ at::ScalarType Oracle::ReduceDtypeOf(const Parameter& p) const {
   return chosen ? options_.reduce_dtype.value_or(own) : own;
 }
 
+bool Oracle::AnyHalf() const {
+  return std::any_of(
+      parameters_.begin(), parameters_.end(), [&](const Parameter& p) {
+        return p.replicas[0].scalar_type() == at::kHalf ||
+               ReduceDtypeOf(p) == at::kHalf || GradientDtypeOf(p) == at::kHalf;
+      });
+}
+
+void Oracle::ChooseUnit() {
+  const int W = options_.world_size;
+  unit_ = 1;
+  sum_divisor_ = options_.weight ? 1 : W;
+  if (!options_.weight || (W > 1 && !options_.half && !AnyHalf())) return;
+  double largest = 0;
+  for (int i = 0; i < options_.accumulation && largest == 0; ++i) {
+    for (int r = 0; r < W; ++r) {
+      largest = std::max(largest, options_.weight(r, micro_batches_ + i));
+    }
+  }
+  if (largest == 0) return;
+  bool equal = options_.accumulation == 1;
+  for (int r = 0; r < W; ++r) {
+    equal = equal && options_.weight(r, micro_batches_) == largest;
+  }
+  if (equal) {
+    unit_ = largest;
+    sum_divisor_ = W;
+    return;
+  }
+  unit_ = std::exp2(std::ceil(std::log2(largest))) *
+          std::exp2(std::ceil(std::log2(options_.accumulation)));
+  sum_divisor_ = std::exp2(std::ceil(std::log2(W)));
+}
+
 at::Tensor Oracle::Kept(const Parameter& p, const at::Tensor& gradient) const {
   return gradient.to(GradientDtypeOf(p)).to(gradient.scalar_type());
 }
@@ -61,6 +96,7 @@ void Oracle::TakeGradients(int r, double weight) {
   torch::NoGradGuard no_grad;
   for (Parameter& p : parameters_) {
     at::Tensor& grad = p.replicas[r].mutable_grad();
+    TakeEqual(&p, r);
     if (!grad.defined()) continue;
     at::Tensor mine = torch::empty_like(p.master).copy_(Reals(grad.to_dense()));
     if (weight == 0) mine.zero_();
@@ -72,6 +108,21 @@ void Oracle::TakeGradients(int r, double weight) {
               .to(mine.scalar_type());
     }
     grad.reset();
+  }
+}
+
+// Of the parts after the first, which have the same of what is whole.
+void Oracle::TakeEqual(Parameter* p, int r) const {
+  const at::Tensor& first = p->replicas[r].grad();
+  for (at::Tensor& copy : p->copies[r]) {
+    at::Tensor& other = copy.mutable_grad();
+    TORCH_CHECK(
+        other.defined() == first.defined() &&
+            (!first.defined() ||
+             at::allclose(first.to_dense(), other.to_dense(), /*rtol=*/0,
+                          /*atol=*/0, /*equal_nan=*/true)),
+        "the parts have different gradients of '", p->name, "'");
+    other.reset();
   }
 }
 

@@ -1,5 +1,6 @@
 #include "verify/oracle_options.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -161,6 +162,9 @@ absl::StatusOr<OracleOptions> OracleOptionsOf(const proto::Config& config,
                                               int world_size, int stage) {
   TESSERA_RETURN_IF_ERROR(CheckKnown(config));
   OracleOptions o;
+  o.tensor_ranks = static_cast<int>(
+      std::max<int64_t>(1, config.tensor_parallel().autotp_size()));
+  world_size /= o.tensor_ranks;
   o.world_size = world_size;
   o.accumulation = static_cast<int>(config.gradient_accumulation_steps());
   TESSERA_RETURN_IF_ERROR(SetOptimizer(config, &o));

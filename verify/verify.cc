@@ -18,6 +18,7 @@
 #include "comm/world/world.h"
 #include "config/config.h"
 #include "nn/sync_batch_norm.h"
+#include "parallel/tensor/placed.h"
 #include "verify/difference.h"
 #include "verify/engine_groups.h"
 #include "verify/oracle_options.h"
@@ -95,6 +96,7 @@ class Verifier {
                                       const at::Tensor& generator) const;
   at::Tensor LossUnderAutocast(torch::nn::Module& module, int rank,
                                int64_t micro_batch) const;
+  int data_rank() const { return comm_->rank() / tensor_ranks_; }
   std::string Where() const {
     return absl::StrCat("step ", step_, " of ", options_.steps);
   }
@@ -104,6 +106,7 @@ class Verifier {
   const VerifyOptions& options_;
   const std::shared_ptr<Communicator> comm_;
   const bool exact_;
+  const int tensor_ranks_ = TensorRanksOf(config_);
   std::shared_ptr<torch::nn::Module> module_;
   std::unique_ptr<Engine> engine_;
   std::vector<std::string> names_;  // of distinct parameters
@@ -120,7 +123,7 @@ absl::Status Verifier::Start(const Oracle::MakeModule& make) {
       OracleOptionsOf(config_, comm_->world_size(), /*stage=*/0).status());
   torch::manual_seed(options_.seed);
   module_ = make();
-  torch::manual_seed(options_.seed + 1 + static_cast<uint64_t>(comm_->rank()));
+  torch::manual_seed(options_.seed + 1 + static_cast<uint64_t>(data_rank()));
   if (module_ == nullptr) {
     return absl::InvalidArgumentError("Verify: `make` returned no module");
   }
@@ -152,6 +155,9 @@ absl::Status Verifier::MakeOracle(const Oracle::MakeModule& make) {
   oracle.rank_seed = options_.seed + 1;
   oracle.weight = options_.weight;
   oracle.roundings = !exact_;
+  for (const TensorCut& cut : engine_->tensor_cuts()) {
+    oracle.tensor_cuts.push_back({cut.parameter, cut.dim, cut.groups});
+  }
   oracle_.emplace(make, oracle);
   return absl::OkStatus();
 }
@@ -164,12 +170,12 @@ absl::Status Verifier::TrainStep() {
     const int64_t number = static_cast<int64_t>(step_) * micro_batches + i;
     BackwardOptions backward;
     if (options_.weight) {
-      backward.weight = options_.weight(comm_->rank(), number);
+      backward.weight = options_.weight(data_rank(), number);
     }
     at::Tensor loss;
     {
       const Engine::AutocastScope autocast(engine_.get());
-      loss = loss_(*module_, comm_->rank(), number);
+      loss = loss_(*module_, data_rank(), number);
     }
     TESSERA_RETURN_IF_ERROR(engine_->Backward(loss, backward));
     losses_.push_back(loss.detach());
@@ -225,8 +231,9 @@ absl::Status Verifier::CompareOnRank0(const std::vector<std::string>& lines) {
   for (int r = 0; r < comm_->world_size(); ++r) {
     TESSERA_ASSIGN_OR_RETURN(
         const std::string expected,
-        LinesOf(oracle_->module(r), losses[static_cast<size_t>(r)],
-                oracle_->generator_state(r)));
+        LinesOf(oracle_->module(r / tensor_ranks_),
+                losses[static_cast<size_t>(r / tensor_ranks_)],
+                oracle_->generator_state(r / tensor_ranks_)));
     const std::string difference =
         FirstLineThatDiffers(expected, lines[static_cast<size_t>(r)]);
     if (difference.empty()) continue;
@@ -313,9 +320,13 @@ absl::StatusOr<std::string> Verifier::LinesOf(
   }
   const auto parameters = module.named_parameters();
   for (const std::string& name : names_) {
-    at::Tensor value = parameters[name];
+    at::Tensor value;
     if (&module == module_.get()) {
       TESSERA_ASSIGN_OR_RETURN(value, engine_->Parameter(name));
+    } else {
+      value = PartOrSelf(parameters[name]).is_same(parameters[name])
+                  ? parameters[name]
+                  : oracle_->parameter(name);
     }
     absl::StrAppend(&lines, "working copy of parameter '", name,
                     "': ", PrintOfValues(value), "\n");

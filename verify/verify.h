@@ -63,6 +63,9 @@ struct VerifyReport {
   std::string ToString() const;
 };
 
+// With tensor_parallel a rank, in what follows, is one that has samples of its
+// own (Engine::data_rank).
+//
 // `make` builds the model, and gives the same one after the same seed; rank 0
 // also calls it alone, so it is plain (no ConstructSharded). `loss` returns a
 // rank's loss of its micro-batch, numbered from 0, and depends on nothing else:

@@ -44,6 +44,32 @@ class Block(nn.Module):
         return x + self.f2(F.gelu(self.f1(self.n2(x))))
 
 
+class HeadsApart(nn.Module):
+    """A Block without a fused product."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.n1, self.o, self.n2 = block.n1, block.o, block.n2
+        self.f1, self.f2 = block.f1, block.f2
+        dim = block.o.in_features
+        self.head_dim = dim // block.heads
+        for name, weight, bias in zip(
+                'qkv', block.qkv.weight.chunk(3), block.qkv.bias.chunk(3)):
+            layer = nn.Linear(dim, dim)
+            with torch.no_grad():
+                layer.weight.copy_(weight)
+                layer.bias.copy_(bias)
+            setattr(self, name, layer)
+
+    def forward(self, x):
+        y = self.n1(x)
+        q, k, v = (layer(y).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+                   for layer in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        return x + self.f2(F.gelu(self.f1(self.n2(x))))
+
+
 class Gpt(nn.Module):
     checkpointed = False
 
@@ -70,7 +96,7 @@ def adamw(parameters):
 
 
 class Torch:
-    """no communication ("single"), DDP, FSDP1, FSDP2."""
+    """no communication ("single"), DDP, FSDP1, FSDP2, tensor parallelism."""
 
     def __init__(self, model, options):
         self.options = options
@@ -108,6 +134,22 @@ class Torch:
         for block in model.b:
             fully_shard(block, **options)
         return fully_shard(model, **options)
+
+    def tp(self, model):
+        """parallelize_module. Queries, keys and values have to be products of
+        their own, and views must not name the number of heads."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Replicate
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel, RowwiseParallel, parallelize_module)
+        mesh = init_device_mesh(self.options.device, (dist.get_world_size(),))
+        of_block = {name: ColwiseParallel() for name in ('q', 'k', 'v', 'f1')}
+        of_block.update({name: RowwiseParallel() for name in ('o', 'f2')})
+        for index, block in enumerate(model.b):
+            model.b[index] = HeadsApart(block)
+            parallelize_module(model.b[index], mesh, of_block)
+        return parallelize_module(model, mesh, {
+            'head': ColwiseParallel(output_layouts=Replicate())})
 
     def step(self, inputs, targets):
         with torch.autocast(self.options.device, dtype=torch.bfloat16,
@@ -299,7 +341,7 @@ def main():
     model.to(made_on)
     kind = DeepSpeed if options.engine.startswith('ds') else Torch
     trainer = kind(model, options)
-    batches = Batches(options, rank)
+    batches = Batches(options, 0 if options.engine == 'tp' else rank)
     done = 0
     for line in sys.stdin:
         milliseconds, losses = [], []

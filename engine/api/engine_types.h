@@ -54,6 +54,16 @@ struct ParameterGroup {
   std::optional<double> adaptive_gradient_clipping;  // at least 0
 };
 
+// A parameter that is divided over the ranks of a tensor-parallel group
+// (tensor_parallel.autotp_size), by the first of its names.
+struct TensorCut {
+  std::string parameter;
+  int64_t dim = 0;  // that is cut; a rank has its slice of it
+  // The dimension is that many equal groups, as the rows of one matrix for
+  // queries, keys and values are 3, and a rank has its slice of each.
+  int64_t groups = 1;
+};
+
 struct EngineOptions {
   // The group over which to shard; the world's (comm/world/world.h) if null.
   std::shared_ptr<Communicator> communicator;
@@ -98,6 +108,10 @@ struct EngineOptions {
   // are recomputed (engine/plan/auto_choice.h). Null: the stage is found
   // from model states alone, and the rest cannot be.
   std::function<at::Tensor(int64_t samples)> planned_loss;
+  // With tensor_parallel.autotp_size above 1: the parameters that are divided;
+  // all others are whole on each rank. Identical on all ranks. Unset: as
+  // tensor_parallel.tp_plan says, or found by planned_loss.
+  std::optional<std::vector<TensorCut>> tensor_cuts;
   // A checkpoint, or a folder of them (CheckpointManager's). If as many ranks
   // trained it, "auto" resolves to the values that it was trained with, so that
   // a resumed run makes the same choices. A missing checkpoint is not an error.

@@ -5,6 +5,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "base/status.h"
+#include "parallel/tensor/placed.h"
 #include "sharding/partition/module_walk.h"
 #include "sharding/partition/names.h"
 #include "torch/nn/module.h"
@@ -79,11 +80,12 @@ absl::StatusOr<RecomputedModules> ChooseRecomputed(
   std::vector<at::Tensor> tensors;
   absl::flat_hash_map<const void*, int> of_storage;
   for (const auto& p : walk.parameters) {
-    if (!p.tensor.has_storage()) continue;
+    const at::Tensor& tensor = PartOrSelf(p.tensor);
+    if (!tensor.has_storage()) continue;
     const int number = chosen[static_cast<size_t>(p.module)];
-    const auto [it, is_new] = of_storage.try_emplace(
-        p.tensor.storage().unsafeGetStorageImpl(), number);
-    if (is_new) tensors.push_back(p.tensor);
+    const auto [it, is_new] =
+        of_storage.try_emplace(tensor.storage().unsafeGetStorageImpl(), number);
+    if (is_new) tensors.push_back(tensor);
     if (it->second != number) it->second = kSeveral;
   }
   for (const at::Tensor& t : tensors) {

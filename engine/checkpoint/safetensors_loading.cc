@@ -16,8 +16,10 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/together.h"
 #include "engine/build/initial_sync.h"
+#include "engine/checkpoint/part_runs.h"
 #include "engine/checkpoint/safetensors_plan.h"
 #include "engine/model/exclusive_scope.h"
+#include "parallel/tensor/placed.h"
 
 namespace tessera {
 namespace {
@@ -65,6 +67,28 @@ absl::Status ReadRows(const Safetensors& file, const SafetensorsTensor& source,
   return absl::OkStatus();
 }
 
+// As ReadSegment, of a parameter that is divided: row-major in both.
+absl::Status ReadRuns(const Safetensors& file, const SafetensorsMatch& from,
+                      const FlatParameter::Parameter& p, Range mine,
+                      const at::Tensor& to) {
+  at::Tensor transposed;
+  if (from.transposed) {
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor whole, ReadWhole(file, from));
+    transposed = ElementsOf(whole.contiguous());
+  }
+  const int64_t per = ElementsPerNumber(p.tensor.scalar_type());
+  for (const PartRun& run : RunsOf(p.part, mine, per)) {
+    const Range of{run.whole, run.whole + run.numel};
+    const at::Tensor there = to.narrow(0, run.part - mine.begin, run.numel);
+    if (transposed.defined()) {
+      there.copy_(Slice(transposed, of));
+    } else {
+      TESSERA_RETURN_IF_ERROR(file.Read(*from.source, of, there));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // The part of a parameter that this rank owns. Elements lie in `owned` as in
 // the parameter's memory, in the file in row-major order: where these differ,
 // all rows that the part touches are read, and all rows there are where rows do
@@ -81,6 +105,7 @@ absl::Status ReadSegment(const Safetensors& file, const SafetensorsMatch& from,
                    segment.range.end - p.range.begin};
   const at::Tensor to = Slice(owned, {segment.range.begin - flat.owned().begin,
                                       segment.range.end - flat.owned().begin});
+  if (p.part.has_value()) return ReadRuns(file, from, p, mine, to);
   if (t.is_contiguous()) return file.Read(source, mine, to);
   const int64_t row = p.range.numel() / t.size(0);
   Range rows{0, t.size(0)};
@@ -204,8 +229,9 @@ absl::Status ReadPlain(const ShardedModel& model, Loading* loading) {
   }
   TorchScope scope;
   for (const SafetensorsMatch& match : loading->plan.matches) {
-    loading->by_tensor[match.tensor.unsafeGetTensorImpl()] = &match;
-    if (sharded.contains(match.tensor.unsafeGetTensorImpl())) continue;
+    const void* const known = PartOrSelf(match.tensor).unsafeGetTensorImpl();
+    loading->by_tensor[known] = &match;
+    if (sharded.contains(known)) continue;
     TESSERA_ASSIGN_OR_RETURN(at::Tensor values,
                              ReadWhole(*loading->file, match));
     loading->plain.emplace_back(match.tensor, std::move(values));

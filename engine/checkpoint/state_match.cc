@@ -28,10 +28,12 @@ absl::StatusOr<StateMatch> StateMatch::Create(
     views.clear();
     for (const FlatParameter::Parameter& p : flat.parameters()) {
       if (p.slot != slot.slot) continue;
-      views.push_back(
-          {p.tensor, {p.range.begin - range.begin, p.range.end - range.begin}});
+      views.push_back({p.tensor,
+                       {p.range.begin - range.begin, p.range.end - range.begin},
+                       SavedSizes(p),
+                       SavedStrides(p)});
     }
-    const Place place = matcher.Match(range.numel(), views, &slot);
+    const Place place = matcher.Match(table.WholeNumel(slot), views, &slot);
     match.slots_.push_back(place);
     for (const StateMatcher::View& view : views) {
       const proto::CheckpointTensor* const saved =
@@ -47,8 +49,11 @@ absl::StatusOr<StateMatch> StateMatch::Create(
   }
   for (const StateTable::Plain& plain : table.plain()) {
     const int64_t numel = plain.tensor.numel() * NumbersPer(plain.tensor);
-    match.plain_.push_back(matcher.Match(numel, {{plain.tensor, {0, numel}}},
-                                         /*slot=*/nullptr));
+    const at::IntArrayRef sizes = plain.tensor.sizes();
+    match.plain_.push_back(matcher.Match(
+        numel,
+        {{plain.tensor, {0, numel}, sizes.vec(), ContiguousStrides(sizes)}},
+        /*slot=*/nullptr));
   }
   TESSERA_RETURN_IF_ERROR(
       matcher.Result(&match.missing_, &match.unexpected_, &match.late_));

@@ -28,10 +28,12 @@ namespace tessera {
 // Finds a model's tensors in a manifest, and collects what does not fit.
 class StateMatcher {
  public:
-  // A tensor, and its numbers of the storage that it lies in.
+  // A tensor, its numbers of the storage that it lies in, and how a checkpoint
+  // has it.
   struct View {
     at::Tensor tensor;
     Range range;
+    std::vector<int64_t> sizes, strides;
   };
 
   StateMatcher(const StateTable& table,
@@ -49,7 +51,7 @@ class StateMatcher {
   }
 
   // The place of a storage of `numel` numbers that holds `views`; nullptr: of
-  // a tensor that each rank has whole, contiguous there.
+  // a tensor that each rank has whole.
   StateMatch::Place Match(int64_t numel, absl::Span<const View> views,
                           const StateTable::Slot* slot) {
     const int num_states = slot == nullptr || options_.model_only
@@ -62,7 +64,7 @@ class StateMatcher {
       const Saved* const saved = Find(tensor);
       (saved == nullptr ? left : found).push_back(&view);
       if (saved == nullptr) continue;
-      CheckSizes(tensor, *saved->tensor, /*contiguous=*/slot == nullptr);
+      CheckSizes(view, *saved->tensor);
       const int64_t shift =
           saved->tensor->offset() * NumbersPer(tensor) - view.range.begin;
       if (place.has_value() &&
@@ -324,21 +326,20 @@ class StateMatcher {
     return found;
   }
 
-  void CheckSizes(const at::Tensor& tensor,
-                  const proto::CheckpointTensor& saved, bool contiguous) {
+  void CheckSizes(const View& view, const proto::CheckpointTensor& saved) {
+    const at::Tensor& tensor = view.tensor;
     const at::IntArrayRef sizes = saved.sizes(), strides = saved.strides();
     const auto shape = [](at::IntArrayRef of) {
       return absl::StrCat("[", absl::StrJoin(of, ", "), "]");
     };
-    if (tensor.sizes() != sizes || tensor.is_complex() != saved.complex()) {
+    if (view.sizes != sizes || tensor.is_complex() != saved.complex()) {
       wrong_.push_back(absl::StrCat(
           "'", saved.name(), "' is ", saved.complex() ? "complex " : "",
           shape(sizes), " there, ", tensor.is_complex() ? "complex " : "",
-          shape(tensor.sizes()), " here"));
+          shape(view.sizes), " here"));
       return;
     }
-    const std::vector<int64_t> own =
-        contiguous ? ContiguousStrides(tensor.sizes()) : tensor.strides().vec();
+    const std::vector<int64_t>& own = view.strides;
     if (PlainStrides(sizes, own) != PlainStrides(sizes, strides)) {
       wrong_.push_back(absl::StrCat("'", saved.name(), "' has strides ",
                                     shape(strides), " there, ", shape(own),

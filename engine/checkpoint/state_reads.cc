@@ -21,6 +21,7 @@
 #include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
 #include "engine/checkpoint/own_values.h"
+#include "engine/checkpoint/part_runs.h"
 
 namespace tessera {
 namespace {
@@ -105,30 +106,35 @@ void StateReads::PlanSlot(const StateTable::Slot& slot,
   const FlatParameter& flat = *flats_[static_cast<size_t>(slot.flat)];
   const Range part = table_.Part(slot, flat.owned());
   if (part.empty() || !place.loaded()) return;
-  const int64_t begin =
-      part.begin - flat.layout().slot(slot.slot).begin + place.shift;
+  const int64_t begin = flat.layout().slot(slot.slot).begin;
+  const std::vector<PartRun> runs =
+      RunsOf(table_.PartOf(slot), {part.begin - begin, part.end - begin},
+             NumbersPer(flat.ParameterOfSlot(slot.slot).tensor));
   for (StateTable::State kind = 0; kind < table_.num_states(slot.flat);
        ++kind) {
     if (!table_.Has(slot.flat, kind)) continue;
     if (kind != StateTable::kValue && !with_states) continue;
-    Owned one;
-    one.flat = slot.flat;
-    one.kind = kind;
-    one.range = {part.begin - flat.owned().begin,
-                 part.end - flat.owned().begin};
     const int number = place.states[kind];
     // An average that begins late begins with the values.
     const int from =
         number < 0 && place.has_states() && table_.IsAverage(slot.flat, kind)
             ? place.states[StateTable::kValue]
             : number;
-    if (from >= 0) {
-      one.from = WantedElements{place.storage, from, begin,
-                                begin + part.numel(), nullptr};
-      one.dtype = DtypeOfCheckpoint(
-          manifest_.storages(place.storage).states(from).dtype());
+    for (const PartRun& run : runs) {
+      Owned one;
+      one.flat = slot.flat;
+      one.kind = kind;
+      const int64_t at = begin - flat.owned().begin + run.part;
+      one.range = {at, at + run.numel};
+      if (from >= 0) {
+        const int64_t first = run.whole + place.shift;
+        one.from = WantedElements{place.storage, from, first, first + run.numel,
+                                  nullptr};
+        one.dtype = DtypeOfCheckpoint(
+            manifest_.storages(place.storage).states(from).dtype());
+      }
+      AddOwned(std::move(one));
     }
-    AddOwned(std::move(one));
   }
 }
 

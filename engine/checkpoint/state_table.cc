@@ -13,6 +13,7 @@
 #include "checkpoint/checkpoint.h"
 #include "optim/kernels/block8.h"
 #include "optim/kernels/shaped_states.h"
+#include "parallel/tensor/placed.h"
 
 namespace tessera {
 namespace {
@@ -20,12 +21,12 @@ namespace {
 using Parameter = FlatParameter::Parameter;
 
 void AddTensor(const std::string& name, const at::Tensor& tensor,
-               int64_t offset, at::IntArrayRef strides,
+               at::IntArrayRef sizes, int64_t offset, at::IntArrayRef strides,
                proto::CheckpointStorage* storage) {
   proto::CheckpointTensor* const added = storage->add_tensors();
   added->set_name(name);
   added->set_offset(offset);
-  for (int64_t size : tensor.sizes()) added->add_sizes(size);
+  for (int64_t size : sizes) added->add_sizes(size);
   for (int64_t stride : strides) added->add_strides(stride);
   if (tensor.is_complex()) added->set_complex(true);
 }
@@ -104,6 +105,22 @@ std::vector<int64_t> PlainStrides(at::IntArrayRef sizes,
   return plain;
 }
 
+std::vector<int64_t> SavedSizes(const FlatParameter::Parameter& p) {
+  return p.part.has_value() ? p.part->sizes : p.tensor.sizes().vec();
+}
+
+std::vector<int64_t> SavedStrides(const FlatParameter::Parameter& p) {
+  return p.part.has_value() ? ContiguousStrides(p.part->sizes)
+                            : p.tensor.strides().vec();
+}
+
+int64_t StateTable::WholeNumel(const Slot& slot) const {
+  const FlatParameter& flat = FlatOf(slot.flat);
+  const std::optional<PartOfWhole>& part = flat.ParameterOfSlot(slot.slot).part;
+  return flat.layout().slot(slot.slot).numel() *
+         (part.has_value() ? part->parts : 1);
+}
+
 int StateTable::num_states(int flat) const {
   if (optimizer_ == nullptr) return kFirst;
   return kFirst +
@@ -139,7 +156,8 @@ StateTable::StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
   const auto buffers = module.named_buffers();
   for (const auto& list : {named, buffers}) {
     for (const auto& item : list) {
-      names_[item.value().unsafeGetTensorImpl()].push_back(item.key());
+      names_[PartOrSelf(item.value()).unsafeGetTensorImpl()].push_back(
+          item.key());
     }
   }
   absl::flat_hash_set<const at::TensorImpl*> seen;
@@ -159,8 +177,9 @@ StateTable::StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
   std::sort(places.begin(), places.end());
   for (const auto& [index, flat, slot] : places) slots_.push_back({flat, slot});
   for (const auto& item : named) {
-    if (seen.insert(item.value().unsafeGetTensorImpl()).second) {
-      plain_.push_back({item.value(), /*buffer=*/false});
+    const at::Tensor& tensor = PartOrSelf(item.value());
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      plain_.push_back({tensor, /*buffer=*/false});
     }
   }
   for (const auto& item : buffers) {
@@ -220,13 +239,14 @@ void StateTable::DescribeSlot(const Slot& slot,
                               proto::CheckpointStorage* storage) const {
   const FlatParameter& flat = *flats_[static_cast<size_t>(slot.flat)];
   const Range range = flat.layout().slot(slot.slot);
-  storage->set_numel(range.numel());
+  storage->set_numel(WholeNumel(slot));
   for (const Parameter& p : flat.parameters()) {
     if (p.slot != slot.slot) continue;
+    const std::vector<int64_t> sizes = SavedSizes(p), strides = SavedStrides(p);
     for (const std::string& name : NamesOf(p.tensor)) {
-      AddTensor(name, p.tensor,
-                (p.range.begin - range.begin) / NumbersPer(p.tensor),
-                p.tensor.strides(), storage);
+      AddTensor(name, p.tensor, sizes,
+                (p.range.begin - range.begin) / NumbersPer(p.tensor), strides,
+                storage);
       if (optimizer_ != nullptr) {
         storage->mutable_tensors(storage->tensors_size() - 1)
             ->set_steps(
@@ -249,7 +269,7 @@ void StateTable::DescribeShaped(const Shaped& shaped,
   storage->set_numel(values.numel());
   storage->set_shaped_state(true);
   for (const std::string& name : NamesOf(ParameterOf(shaped))) {
-    AddTensor(absl::StrCat(name, "/", shaped.name), values, 0,
+    AddTensor(absl::StrCat(name, "/", shaped.name), values, values.sizes(), 0,
               ContiguousStrides(values.sizes()), storage);
   }
   AddState(shaped.name, values.scalar_type(), storage);
@@ -262,8 +282,8 @@ void StateTable::Describe(proto::CheckpointManifest* head) const {
     storage->set_numel(plain.tensor.numel() * NumbersPer(plain.tensor));
     storage->set_buffer(plain.buffer);
     for (const std::string& name : NamesOf(plain.tensor)) {
-      AddTensor(name, plain.tensor, 0, ContiguousStrides(plain.tensor.sizes()),
-                storage);
+      AddTensor(name, plain.tensor, plain.tensor.sizes(), 0,
+                ContiguousStrides(plain.tensor.sizes()), storage);
     }
     AddState("value", NumberDtype(plain.tensor), storage);
   }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -114,6 +115,12 @@ class StateTable {
   at::Tensor Elements(int flat, State state, Range part) const;
   // Returns the elements of a slot that are in `part`, a range of its flat.
   Range Part(const Slot& slot, Range part) const;
+  // Returns the elements that a checkpoint has of a slot, all parts together.
+  int64_t WholeNumel(const Slot& slot) const;
+  // Returns of which parameter a slot has a part; absent: it has the whole.
+  const std::optional<PartOfWhole>& PartOf(const Slot& slot) const {
+    return FlatOf(slot.flat).ParameterOfSlot(slot.slot).part;
+  }
 
  private:
   FlatParameter& FlatOf(int flat) const {
@@ -131,6 +138,10 @@ class StateTable {
   std::vector<Shaped> shaped_;
   absl::flat_hash_map<const at::TensorImpl*, std::vector<std::string>> names_;
 };
+
+// Return how a checkpoint has a parameter: a divided one whole, row-major.
+std::vector<int64_t> SavedSizes(const FlatParameter::Parameter& p);
+std::vector<int64_t> SavedStrides(const FlatParameter::Parameter& p);
 
 // How many numbers an element of a tensor is stored as, and their dtype:
 // complex numbers are pairs of real ones.

@@ -16,6 +16,7 @@
 #include "config/config_text.h"
 #include "engine/api/version.h"
 #include "engine/checkpoint/own_values.h"
+#include "engine/checkpoint/part_runs.h"
 #include "engine/checkpoint/state_table.h"
 #include "optim/algorithms/algorithm.h"
 #include "optim/algorithms/option_names.h"
@@ -44,11 +45,16 @@ at::Tensor NumbersOf(const at::Tensor& tensor) {
 
 // The part of what this rank owns that it writes: those that hold the same
 // elements take equal shares.
-Range ShareOf(const TrainingState& state, const FlatParameter& flat) {
+Range ShareOf(const TrainingState& state, const FlatParameter& flat,
+              bool divided) {
   const bool sharded = flat.stage().sharded_optimizer;
+  const Mesh& mesh = state.model.mesh();
   const absl::string_view axis = sharded ? kDpReplicate : kDp;
-  const int holders = state.model.mesh().size(axis);
-  const int number = state.model.mesh().coordinate(axis);
+  int holders = mesh.size(axis), number = mesh.coordinate(axis);
+  if (!divided) {  // all ranks of a tensor-parallel group have it
+    number = number * mesh.size(kTp) + mesh.coordinate(kTp);
+    holders *= mesh.size(kTp);
+  }
   const Range owned = flat.owned();
   const int64_t cuts = (owned.numel() + kCutElements - 1) / kCutElements;
   const auto cut = [&](int part) {
@@ -77,48 +83,67 @@ absl::Status TakeJoined(const FlatParameter& flat, SavedPiece* piece) {
   return flat.states().JoinTo(piece->part, piece->elements);
 }
 
+// Adds elements of one state of a slot; of `piece` its place is set.
+absl::Status AddPiece(const TrainingState& state, const StateTable& table,
+                      const StateTable::Slot& slot, StateTable::State kind,
+                      SavedPiece piece, CheckpointContent* content) {
+  const FlatParameter& flat =
+      *state.model.flats()[static_cast<size_t>(slot.flat)];
+  const TieredBuffer& buffer = table.Buffer(slot.flat, kind);
+  piece.format = buffer.format();
+  if (table.IsSplit(slot.flat, kind)) {
+    TESSERA_RETURN_IF_ERROR(TakeJoined(flat, &piece));
+  } else if (buffer.elsewhere()) {
+    piece.elsewhere = &buffer;
+    // A program's write to it later ends the save before, by the stream.
+    if (flat.options().stream == nullptr && kind == StateTable::kValue) {
+      TESSERA_RETURN_IF_ERROR(TakeCopy(&piece));
+    }
+  } else {
+    piece.elements = table.Elements(slot.flat, kind, piece.part);
+  }
+  // States of 8 bits are float32 in a checkpoint, so that it can be loaded
+  // into states of any kind; what is encoded again has the same bytes.
+  if (piece.format.in_blocks()) {
+    piece.decode = [non_negative = table.non_negative(slot.flat, kind)](
+                       const char* from, int64_t n, float* to) {
+      DecodeBlock8(from, n, non_negative, to);
+    };
+  }
+  // Masters may be what the program has in its hands; states are not.
+  piece.lasts = kind != StateTable::kValue;
+  content->pieces.push_back(std::move(piece));
+  return absl::OkStatus();
+}
+
 absl::Status AddPieces(const TrainingState& state, const StateTable& table,
                        CheckpointContent* content) {
   for (size_t s = 0; s < table.slots().size(); ++s) {
     const StateTable::Slot& slot = table.slots()[s];
     const FlatParameter& flat =
         *state.model.flats()[static_cast<size_t>(slot.flat)];
-    const Range part = table.Part(slot, ShareOf(state, flat));
+    const std::optional<PartOfWhole>& of = table.PartOf(slot);
+    const Range part = table.Part(slot, ShareOf(state, flat, of.has_value()));
     if (part.empty()) continue;
+    const int64_t begin = flat.layout().slot(slot.slot).begin;
+    const std::vector<PartRun> runs =
+        RunsOf(of, {part.begin - begin, part.end - begin},
+               NumbersPer(flat.ParameterOfSlot(slot.slot).tensor));
     int number = 0;
     for (StateTable::State kind = 0; kind < table.num_states(slot.flat);
          ++kind) {
       if (!table.Has(slot.flat, kind)) continue;
-      SavedPiece piece;
-      piece.storage = static_cast<int>(s);
-      piece.state = number++;
-      piece.begin = part.begin - flat.layout().slot(slot.slot).begin;
-      piece.part = {part.begin - flat.owned().begin,
-                    part.end - flat.owned().begin};
-      const TieredBuffer& buffer = table.Buffer(slot.flat, kind);
-      piece.format = buffer.format();
-      if (table.IsSplit(slot.flat, kind)) {
-        TESSERA_RETURN_IF_ERROR(TakeJoined(flat, &piece));
-      } else if (buffer.elsewhere()) {
-        piece.elsewhere = &buffer;
-        // A program's write to it later ends the save before, by the stream.
-        if (flat.options().stream == nullptr && kind == StateTable::kValue) {
-          TESSERA_RETURN_IF_ERROR(TakeCopy(&piece));
-        }
-      } else {
-        piece.elements = table.Elements(slot.flat, kind, piece.part);
+      for (const PartRun& run : runs) {
+        SavedPiece piece;
+        piece.storage = static_cast<int>(s);
+        piece.state = number;
+        piece.begin = run.whole;
+        const int64_t at = begin - flat.owned().begin + run.part;
+        piece.part = {at, at + run.numel};
+        TESSERA_RETURN_IF_ERROR(
+            AddPiece(state, table, slot, kind, std::move(piece), content));
       }
-      // States of 8 bits are float32 in a checkpoint, so that it can be loaded
-      // into states of any kind; what is encoded again has the same bytes.
-      if (piece.format.in_blocks()) {
-        piece.decode = [non_negative = table.non_negative(slot.flat, kind)](
-                           const char* from, int64_t n, float* to) {
-          DecodeBlock8(from, n, non_negative, to);
-        };
-      }
-      // Masters may be what the program has in its hands; states are not.
-      piece.lasts = kind != StateTable::kValue;
-      content->pieces.push_back(std::move(piece));
+      ++number;
     }
   }
   return absl::OkStatus();
@@ -217,6 +242,9 @@ void DescribeTraining(const TrainingState& state,
                       proto::CheckpointTraining* training) {
   training->set_world_size(state.comm()->world_size());
   training->set_stage(state.model.stage());
+  if (state.model.has_parts()) {
+    training->set_tensor_ranks(state.model.mesh().size(kTp));
+  }
   training->set_config(ConfigToJson(state.config));
   training->set_libtorch(TORCH_VERSION);
   training->set_tessera(kTesseraVersion);

@@ -183,7 +183,9 @@ class StateLoading {
     // One that was made into other files has them of those that saved it.
     const int world_size = state_.comm()->world_size();
     same_ranks_ = manifest_.files_size() == world_size &&
-                  manifest_.training().world_size() == world_size;
+                  manifest_.training().world_size() == world_size &&
+                  std::max(manifest_.training().tensor_ranks(), 1) ==
+                      state_.model.mesh().size(kTp);
     loaded_.step = manifest_.step();
     const proto::CheckpointTraining& training = manifest_.training();
     loaded_.skipped_steps = training.skipped_steps();

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <string>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -12,6 +13,8 @@
 #include "optim/algorithms/algorithm.h"
 #include "optim/algorithms/option_names.h"
 #include "optim/schedule/plateau.h"
+#include "parallel/tensor/placed.h"
+#include "torch/nn/module.h"
 
 namespace tessera {
 namespace {
@@ -156,12 +159,17 @@ absl::Status OptimizerGroups::SetFrozen(absl::string_view group, bool frozen,
   TESSERA_RETURN_IF_ERROR(model_->comm()->AgreeOk(mine, kCall));
   TESSERA_RETURN_IF_ERROR(CheckSame(absl::StrCat("'", group, "': ", frozen),
                                     "group of SetFrozen", model_->comm()));
+  // The module's own, which tell their parts.
+  absl::flat_hash_map<const at::TensorImpl*, at::Tensor> own;
+  for (const at::Tensor& p : model_->module().parameters()) {
+    own[PartOrSelf(p).unsafeGetTensorImpl()] = p;
+  }
   for (const auto& flat : model_->flats()) {
     for (const FlatParameter::Parameter& p : flat->parameters()) {
       const int of = groups_.of[static_cast<size_t>(p.index)];
-      if (static_cast<size_t>(of) == *found) {
-        SetRequiresGrad(p.tensor, !frozen);
-      }
+      if (static_cast<size_t>(of) != *found) continue;
+      const auto it = own.find(p.tensor.unsafeGetTensorImpl());
+      SetRequiresGrad(it == own.end() ? p.tensor : it->second, !frozen);
     }
   }
   return absl::OkStatus();

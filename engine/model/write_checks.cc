@@ -70,7 +70,8 @@ absl::Status WriteChecks::CheckReplicas() {
   TESSERA_ASSIGN_OR_RETURN(const auto all,
                            AllGatherValues(model_->comm(), *prints,
                                            CommTag{"comparison of replicas"}));
-  const auto n = static_cast<size_t>(model_->mesh().size(kDpShard));
+  const auto n =
+      all.size() / static_cast<size_t>(model_->mesh().size(kDpReplicate));
   for (size_t rank = n; rank < all.size(); ++rank) {
     size_t at = 0;
     for (size_t u = 0; u < flats.size(); ++u) {
@@ -85,7 +86,7 @@ absl::Status WriteChecks::CheckReplicas() {
           " and rank ", rank,
           ", which hold replicas of one shard "
           "(sharding.shard_group_size ",
-          n,
+          model_->mesh().size(kDpShard),
           "); make the same writes on all ranks, or call Engine::SetMaster or "
           "LoadCheckpoint to make them equal again"));
     }
@@ -105,7 +106,7 @@ absl::Status WriteChecks::CheckBeforeSave() {
   for (const auto& flat : model_->flats()) mine += flat->TakePlacedWrites();
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> all,
-      model_->comm()->AllGatherStrings(
+      model_->data()->AllGatherStrings(
           mine, CommTag{"comparison of what operators wrote"}));
   const std::vector<absl::string_view> writes(all.begin(), all.end());
   TESSERA_RETURN_IF_ERROR(ComparePlacedWrites(writes, "before saving"));
@@ -120,7 +121,7 @@ absl::Status WriteChecks::CheckWrites() {
     written.push_back(flat->writes().TakeFingerprint());
   TESSERA_ASSIGN_OR_RETURN(
       const auto all,
-      AllGatherValues(model_->comm(), written,
+      AllGatherValues(model_->data(), written,
                       CommTag{"comparison of what was written"}));
   for (size_t rank = 1; rank < all.size(); ++rank) {
     for (size_t u = 0; u < flats.size(); ++u) {

@@ -121,7 +121,7 @@ absl::Status VisitAll(const Histograms& table, const Flats& flats,
   });
 }
 
-// Each shard group holds all parameters, so its ranks' counts are the whole.
+// Each shard group holds all parameters, or this rank's parts of them.
 absl::Status SumCounts(Communicator* group,
                        std::vector<StepMetrics::Values>* histograms) {
   int64_t numel = 0;
@@ -183,7 +183,7 @@ absl::StatusOr<std::vector<StepMetrics::Values>> ParameterHistograms::Make(
   Histograms table = TableOf(flats, gradients, wanted_, *section_);
   if (table.tags.empty()) return histograms;
 
-  Communicator* const comm = model_->data();
+  Communicator* const comm = model_->comm();
   std::vector<HistogramRange> ranges(table.tags.size());
   TESSERA_RETURN_IF_ERROR(
       comm->AgreeOk(VisitAll(table, flats, gradients, divisor,
@@ -194,7 +194,7 @@ absl::StatusOr<std::vector<StepMetrics::Values>> ParameterHistograms::Make(
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::vector<HistogramRange>> all,
       AllGatherValues(comm, ranges, CommTag{"ranges of histograms"}));
-  const int shards = flats[0]->communicator()->world_size();
+  const int shards = ReplicaRanks(*flats[0], *comm);
   for (size_t h = 0; h < table.tags.size(); ++h) {
     HistogramRange whole;
     for (int rank = 0; rank < shards; ++rank) {
@@ -208,8 +208,11 @@ absl::StatusOr<std::vector<StepMetrics::Values>> ParameterHistograms::Make(
                  CountInto(numbers, &histograms[histogram].histogram);
                }),
       kWhat));
-  TESSERA_RETURN_IF_ERROR(CatchTorch(
-      kWhat, [&] { return SumCounts(flats[0]->communicator(), &histograms); }));
+  TESSERA_RETURN_IF_ERROR(CatchTorch(kWhat, [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(SumCounts(flats[0]->communicator(), &histograms));
+    return model_->has_parts() ? SumCounts(model_->tensor().get(), &histograms)
+                               : absl::OkStatus();
+  }));
   return histograms;
 }
 

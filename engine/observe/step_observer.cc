@@ -47,7 +47,9 @@ absl::StatusOr<std::vector<std::string>> HostsOf(Communicator* comm) {
 int64_t ParametersOf(const ShardedModel& model) {
   int64_t numel = 0;
   for (const auto& flat : model.flats()) {
-    for (const auto& p : flat->parameters()) numel += p.tensor.numel();
+    for (const auto& p : flat->parameters()) {
+      numel += p.tensor.numel() * (p.part.has_value() ? p.part->parts : 1);
+    }
   }
   return numel;
 }
@@ -208,7 +210,8 @@ RankMetrics StepObserver::RankMetricsOf(const StepTimes& times,
                      : losses_.any() ? micro_batches
                                      : 0;
   mine.times = times;
-  mine.tokens = since_.tokens;
+  // The ranks of a tensor-parallel group have the same ones.
+  mine.tokens = model_->mesh().coordinate(kTp) == 0 ? since_.tokens : 0;
   if (DataWaitIsTold()) {  // else the program has no loader that tells of it
     mine.data_wait =
         static_cast<double>(DataWaitNanos() - data_wait_before_) * 1e-9;

@@ -77,6 +77,12 @@ absl::StatusOr<PlanReport> Plan(const torch::nn::Module& module,
   TESSERA_ASSIGN_OR_RETURN(const proto::Config resolved,
                            ResolveConfig(config, options.world_size));
   TESSERA_RETURN_IF_ERROR(CheckRunnable(resolved));
+  if (TensorRanksOf(resolved) > 1) {
+    return absl::UnimplementedError(absl::StrCat(
+        "Plan: tensor_parallel.autotp_size ", TensorRanksOf(resolved),
+        ": plans know whole layers alone; plan with 1, which is an upper bound "
+        "of memory"));
+  }
   TESSERA_RETURN_IF_ERROR(CheckCustom(resolved, options.optimizer));
   if (const char* const key = KeyThatPlansDecide(resolved)) {
     return absl::InvalidArgumentError(

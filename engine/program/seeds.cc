@@ -12,23 +12,28 @@ namespace tessera {
 namespace {
 
 ABSL_CONST_INIT absl::Mutex g_mutex(absl::kConstInit);
-std::optional<uint64_t> g_rank_seed ABSL_GUARDED_BY(g_mutex);
+struct Seeds {
+  uint64_t seed;
+  int rank;
+};
+std::optional<Seeds> g_seeds ABSL_GUARDED_BY(g_mutex);
 
 }  // namespace
 
 void SeedAll(uint64_t seed, const World& world) {
   at::manual_seed(seed);
   absl::MutexLock lock(&g_mutex);
-  g_rank_seed = seed + 1 + static_cast<uint64_t>(world.rank());
+  g_seeds = {seed, world.rank()};
 }
 
-void SeedThisRank() {
-  std::optional<uint64_t> seed;
+void SeedThisRank(int alike) {
+  std::optional<Seeds> seeds;
   {
     absl::MutexLock lock(&g_mutex);
-    seed.swap(g_rank_seed);
+    seeds.swap(g_seeds);
   }
-  if (seed.has_value()) at::manual_seed(*seed);
+  if (!seeds.has_value()) return;
+  at::manual_seed(seeds->seed + 1 + static_cast<uint64_t>(seeds->rank / alike));
 }
 
 }  // namespace tessera

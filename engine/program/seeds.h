@@ -4,10 +4,11 @@
 
 namespace tessera {
 
-// Gives this rank the seed that SeedAll has left for it. Does nothing if
-// SeedAll was not called since the last time. Engine::Create calls it when it
-// has made an engine. LOCAL.
-void SeedThisRank();
+// Gives this rank the seed that SeedAll has left for it, the same to each
+// `alike` neighbours: the ranks of a tensor-parallel group draw the same
+// numbers. Does nothing if SeedAll was not called since the last time.
+// Engine::Create calls it when it has made an engine. LOCAL.
+void SeedThisRank(int alike);
 
 }  // namespace tessera
 #endif  // ENGINE_PROGRAM_SEEDS_H_

@@ -118,7 +118,8 @@ absl::StatusOr<StartedJob> Start(int* argc, char** argv,
 // Seeds libtorch's default generators of all devices: with `seed` now, so that
 // models that are made next have the same initial values on all ranks, and with
 // seed + 1 + rank at the end of the next Engine::Create, so that ranks draw
-// different numbers afterwards (dropout, noise). Call it before each model that
+// different numbers afterwards (dropout, noise); the ranks of a tensor-parallel
+// group draw the same. Call it before each model that
 // gets an engine of its own. LOCAL.
 void SeedAll(uint64_t seed, const World& world);
 

@@ -12,6 +12,7 @@
 #include "base/trace/trace.h"
 #include "comm/all_gather_values.h"
 #include "config/config.pb.h"
+#include "engine/model/part_values.h"
 #include "engine/train/held_report.h"
 #include "sharding/dispatch/saved_tensors.h"
 #include "sharding/gradient/nested_graphs.h"
@@ -146,6 +147,11 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
   MicroBatch micro_batch;
   auto backward = [&] {
     ThrowIfError(wrong);
+    // A device would have to be waited for: there the first one is compared.
+    if (loss.is_cpu() || !loss_compared_) {
+      ThrowIfError(CheckSameLoss(guard_->model(), loss, options.weight));
+      loss_compared_ = true;
+    }
     loss.backward(Seed(loss, &micro_batch), options.retain_graph);
     if (observer_ != nullptr) observer_->EndAutograd();
     ThrowIfError(optimization_.gradients()->CheckAttached());
@@ -203,6 +209,7 @@ absl::Status Trainer::CheckAtBoundary() {
 
 absl::Status Trainer::Resume(const std::optional<RunPlace>& place) {
   TESSERA_RETURN_IF_ERROR(ZeroGrad());
+  loss_compared_ = false;
   if (!place.has_value()) return absl::OkStatus();
   outcome_.reset();  // of other values, as what it had to say
   failed_ = untold_ = absl::OkStatus();

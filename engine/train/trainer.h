@@ -220,6 +220,7 @@ class Trainer {
   OffloadReport offload_;         // since Create, when the last step was made
   int no_sync_ = 0;               // NoSyncScopes
   bool autocast_seen_ = false;    // since the last Step
+  bool loss_compared_ = false;    // with those of the tensor-parallel group
   bool has_backward_ = false;     // since the last Step
   bool more_losses_ = false;      // as the last Backward said
   std::optional<double> weight_;  // the last Backward's

@@ -135,7 +135,7 @@ absl::StatusOr<std::vector<NonFiniteGradient>> Trainer::NonFiniteGradients() {
       guard_->comm()->AgreeOk(mine, "Engine::NonFiniteGradients"));
   optimization_.gradients()->Enter();
   return FindNonFinite(guard_->model().flats(), *optimization_.gradients(),
-                       guard_->model().data());
+                       guard_->comm());
 }
 
 void Trainer::AwaitOutcome() {

@@ -112,7 +112,7 @@ absl::Status Trainer::OptimizerStep() {
   optimizer.SetOptions(scheduled);
   absl::StatusOr<StepOutcome> outcome =
       StepShards(guard_->model().flats(), &gradients, divisor, options,
-                 &optimizer, guard_->model().data());
+                 &optimizer, guard_->comm());
   if (!outcome.ok()) {
     if (optimizer.half_stepped()) guard_->life().Lose(outcome.status());
     return exclusive.Fail(outcome.status());

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/bits.h"
@@ -14,6 +15,7 @@
 #include "engine/build/initial_sync.h"
 #include "engine/checkpoint/state_table.h"
 #include "engine/model/exclusive_scope.h"
+#include "engine/model/part_values.h"
 #include "optim/kernels/shaped_states.h"
 #include "sharding/flat/pins.h"
 #include "sharding/flat/whole_values.h"
@@ -39,6 +41,10 @@ absl::StatusOr<at::Tensor> NamedAccess::Gradient(absl::string_view name) {
     TESSERA_ASSIGN_OR_RETURN(
         at::Tensor gradient,
         optimization_.gradients()->of(place.flat).Whole(place.parameter));
+    if (gradient.defined()) {
+      TESSERA_ASSIGN_OR_RETURN(
+          gradient, JoinParts(guard_->model(), ParameterAt(place), gradient));
+    }
     const double inverse = 1 / optimization_.divisor();
     if (gradient.defined() && inverse != 1) gradient.mul_(inverse);
     return gradient;
@@ -49,13 +55,15 @@ absl::StatusOr<at::Tensor> NamedAccess::Parameter(absl::string_view name) {
   TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, Find(name));
   const auto& flat = guard_->model().flats()[static_cast<size_t>(place.flat)];
   return CatchTorch("Parameter", [&] {
-    PinSet pins;
-    pins.Add(flat);
-    TorchScope scope;
-    at::Tensor copy =
-        flat->parameters()[static_cast<size_t>(place.parameter)].tensor.clone();
-    RemoveTag(copy);
-    return copy;
+    at::Tensor copy;
+    {
+      PinSet pins;
+      pins.Add(flat);
+      TorchScope scope;
+      copy = ParameterAt(place).tensor.clone();
+      RemoveTag(copy);
+    }
+    return JoinParts(guard_->model(), ParameterAt(place), copy);
   });
 }
 
@@ -84,7 +92,15 @@ absl::StatusOr<at::Tensor> NamedAccess::WholeCopy(
   TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
                            GatherWhole(flat, owned, what));
   TorchScope scope;
-  return PlaceIn(whole, flat, place.parameter).clone();
+  return JoinParts(guard_->model(), ParameterAt(place),
+                   PlaceIn(whole, flat, place.parameter).clone());
+}
+
+const FlatParameter::Parameter& NamedAccess::ParameterAt(
+    const ParameterRef& place) const {
+  return guard_->model()
+      .flat(place)
+      .parameters()[static_cast<size_t>(place.parameter)];
 }
 
 absl::StatusOr<ParameterRef> NamedAccess::AgreeOnValue(
@@ -95,11 +111,12 @@ absl::StatusOr<ParameterRef> NamedAccess::AgreeOnValue(
   const absl::Status mine = CatchTorch(where, [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(place.status());
     TESSERA_RETURN_IF_ERROR(guard_->life().CheckNotAveraged());
-    const auto& parameters =
-        guard_->model().flats()[static_cast<size_t>(place->flat)]->parameters();
     std::string what = absl::StrCat("parameter '", name, "'");
-    at::Tensor parameter =
-        parameters[static_cast<size_t>(place->parameter)].tensor;
+    at::Tensor parameter = ParameterAt(*place).tensor;
+    if (ParameterAt(*place).part.has_value()) {
+      parameter = at::empty(WholeSizes(ParameterAt(*place)),
+                            parameter.options().device(at::kMeta));
+    }
     if (const at::Tensor shaped = ShapedState(*place, state);
         shaped.defined()) {
       parameter = shaped;
@@ -135,8 +152,9 @@ absl::Status NamedAccess::SetMaster(absl::string_view name,
   FlatParameter& flat = guard_->model().flat(place);
   const absl::Status written = CatchTorch(kWhere, [&]() -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(RaisedValue raised, flat.states().RaiseValue());
-    TESSERA_RETURN_IF_ERROR(
-        WriteOwned(flat, place.parameter, value, raised.View()));
+    TESSERA_RETURN_IF_ERROR(WriteOwned(flat, place.parameter,
+                                       PartIn(value, ParameterAt(place)),
+                                       raised.View()));
     TESSERA_RETURN_IF_ERROR(raised.Commit());
     std::vector<bool> changed(flat.parameters().size());
     changed[static_cast<size_t>(place.parameter)] = true;
@@ -161,6 +179,7 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
         "' has no gradient in this step; there must have been a Backward that "
         "gave it one"));
   }
+  const at::Tensor part = PartIn(value, ParameterAt(place));
   // As Gradient divides. All ranks do the same, so their errors agree.
   return guard_->comm()->AgreeOk(
       CatchTorch("Engine::SetGradient",
@@ -171,8 +190,8 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
                    TESSERA_RETURN_IF_ERROR(
                        WriteOwned(gradient.flat(), place.parameter,
                                   optimization_.divisor() == 1
-                                      ? value
-                                      : value.to(gradient.flat().step_dtype()) *
+                                      ? part
+                                      : part.to(gradient.flat().step_dtype()) *
                                             optimization_.divisor(),
                                   gradient.owned()));
                    return raised.Commit();
@@ -205,10 +224,7 @@ absl::StatusOr<NamedAccess::Owned> NamedAccess::OwnedState(
   for (const StateShape& shape :
        ShapedStatesOf(optimization_.optimizer()->states().FormulaOf(
                           static_cast<size_t>(place.flat)),
-                      guard_->model()
-                          .flat(place)
-                          .parameters()[static_cast<size_t>(place.parameter)]
-                          .tensor.sizes())) {
+                      ParameterAt(place).tensor.sizes())) {
     names.push_back(shape.name);
   }
   if (std::find(names.begin(), names.end(), state) == names.end()) {
@@ -235,24 +251,26 @@ absl::Status NamedAccess::WriteState(const ParameterRef& place,
                                      const at::Tensor& value,
                                      const Owned& state) {
   const FlatParameter& flat = guard_->model().flat(place);
+  const at::Tensor part = PartIn(value, ParameterAt(place));
   const TieredBuffer& buffer = *state.buffer;
   if (!buffer.format().in_blocks()) {
-    return WriteOwned(flat, place.parameter, value, buffer.View());
+    return WriteOwned(flat, place.parameter, part, buffer.View());
   }
   TorchScope scope;
   const at::Tensor numbers =
       StateNumbers(buffer.View(), buffer.numel(), state.non_negative);
-  TESSERA_RETURN_IF_ERROR(WriteOwned(flat, place.parameter, value, numbers));
+  TESSERA_RETURN_IF_ERROR(WriteOwned(flat, place.parameter, part, numbers));
   const FlatParameter::Parameter& p =
       flat.parameters()[static_cast<size_t>(place.parameter)];
   const Range mine = Intersect(p.range, flat.owned());
   if (mine.empty()) return absl::OkStatus();
   const int64_t end =
       std::min(AlignUp(mine.end), flat.layout().slot(p.slot).end);
-  const Range part = {
+  const Range blocks = {
       mine.begin / kAlignElements * kAlignElements - flat.owned().begin,
       end - flat.owned().begin};
-  SetStateNumbers(Slice(numbers, part), state.non_negative, buffer.View(part));
+  SetStateNumbers(Slice(numbers, blocks), state.non_negative,
+                  buffer.View(blocks));
   return absl::OkStatus();
 }
 

@@ -38,6 +38,7 @@ class NamedAccess {
  private:
   // As ShardedModel::Find; FailedPrecondition where the engine is not open.
   absl::StatusOr<ParameterRef> Find(absl::string_view name) const;
+  const FlatParameter::Parameter& ParameterAt(const ParameterRef& place) const;
   // Announces an error of this rank, since the other ranks may be in a
   // collective that this rank did not reach.
   absl::StatusOr<at::Tensor> Announced(absl::StatusOr<at::Tensor> result);
@@ -63,8 +64,8 @@ class NamedAccess {
   absl::StatusOr<Owned> OwnedState(absl::string_view name,
                                    const ParameterRef& place,
                                    absl::string_view state);
-  // Writes this rank's part of `value` to `state`. REQUIRES: the state is in
-  // memory or raised.
+  // Writes this rank's part of `value`, a whole one, to `state`. REQUIRES: the
+  // state is in memory or raised.
   absl::Status WriteState(const ParameterRef& place, const at::Tensor& value,
                           const Owned& state);
 

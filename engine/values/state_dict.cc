@@ -10,6 +10,8 @@
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
 #include "engine/model/exclusive_scope.h"
+#include "engine/model/part_values.h"
+#include "parallel/tensor/placed.h"
 #include "sharding/flat/whole_values.h"
 #include "torch/nn/module.h"
 
@@ -35,9 +37,13 @@ absl::StatusOr<Values> GatherMasters(const ShardedModel& model, bool keeps) {
                              GatherWhole(*flat, value.View(), "masters"));
     TorchScope scope;
     const auto& parameters = flat->parameters();
-    for (size_t i = 0; keeps && i < parameters.size(); ++i) {
-      values[parameters[i].tensor.unsafeGetTensorImpl()] =
-          CopyOnHost(PlaceIn(whole, *flat, static_cast<int>(i)));
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      TESSERA_ASSIGN_OR_RETURN(
+          const at::Tensor joined,
+          JoinParts(model, parameters[i],
+                    PlaceIn(whole, *flat, static_cast<int>(i))));
+      if (!keeps) continue;
+      values[parameters[i].tensor.unsafeGetTensorImpl()] = CopyOnHost(joined);
     }
   }
   return values;
@@ -50,7 +56,7 @@ absl::Status AddAll(const torch::nn::Module& module, const Values& values,
   TorchScope scope;
   const auto add = [&](const std::string& name, const at::Tensor& tensor) {
     return CatchTorch(absl::StrCat("copy of '", name, "'"), [&] {
-      const auto found = values.find(tensor.unsafeGetTensorImpl());
+      const auto found = values.find(PartOrSelf(tensor).unsafeGetTensorImpl());
       dict->emplace_back(
           name, found != values.end() ? found->second : CopyOnHost(tensor));
     });
@@ -94,6 +100,7 @@ absl::StatusOr<std::vector<ParameterShard>> ShardedStateDict(
     UpdateGuard* guard) {
   constexpr char kWhere[] = "Engine::ShardedStateDict";
   TESSERA_RETURN_IF_ERROR(guard->life().CheckOpen());
+  TESSERA_RETURN_IF_ERROR(CheckWhole(guard->model(), kWhere));
   ExclusiveScope exclusive(guard, kWhere);
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   std::vector<ParameterShard> shards;

@@ -20,6 +20,7 @@
 #include "base/torch_guard.h"
 #include "engine/build/initial_sync.h"
 #include "engine/model/exclusive_scope.h"
+#include "engine/model/part_values.h"
 #include "sharding/dispatch/saved_tensors.h"
 #include "sharding/flat/summoning.h"
 #include "torch/csrc/autograd/variable.h"
@@ -116,6 +117,7 @@ absl::StatusOr<std::unique_ptr<Summoned>> Summoned::Open(
     absl::StatusOr<std::vector<at::Tensor>> parameters,
     const SummonOptions& options) {
   TESSERA_RETURN_IF_ERROR(guard->life().CheckOpen());
+  TESSERA_RETURN_IF_ERROR(CheckWhole(guard->model(), kWhere));
   const absl::StatusOr<std::vector<size_t>> flats =
       parameters.ok() ? FlatsOf(*guard, *parameters) : parameters.status();
   TESSERA_RETURN_IF_ERROR(guard->comm()->AgreeOk(flats.status(), kWhere));

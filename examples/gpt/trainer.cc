@@ -74,7 +74,9 @@ absl::Status Trainer::MakeModel() {
   engine_->monitor().SetTokensPerSample(flags_.model.seq());
   if (text_.has_value()) {
     TESSERA_ASSIGN_OR_RETURN(
-        loader_, text_->Load(config_.train_micro_batch_size_per_gpu(), world_));
+        loader_,
+        text_->Load(config_.train_micro_batch_size_per_gpu(),
+                    engine_->data_rank(), engine_->data_world_size(), device_));
   }
   return absl::OkStatus();
 }

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 
+#include "ATen/ops/zeros.h"
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "examples/llama/llama.h"
@@ -89,7 +90,8 @@ absl::StatusOr<bool> Train(Llama& model, tessera::Engine& engine,
                            const TokenText& data, const tessera::World& world) {
   TESSERA_ASSIGN_OR_RETURN(
       const auto loader,
-      data.Load(engine.config().train_micro_batch_size_per_gpu(), world));
+      data.Load(engine.config().train_micro_batch_size_per_gpu(),
+                engine.data_rank(), engine.data_world_size(), world.device()));
   std::unique_ptr<tessera::CheckpointManager> manager;
   if (!absl::GetFlag(FLAGS_checkpoints).empty()) {
     tessera::CheckpointManagerOptions options;
@@ -154,6 +156,13 @@ absl::Status Run(int argc, char** argv) {
   Llama model(options);
   tessera::EngineOptions engine_options;
   engine_options.device = world.device();
+  if (tessera::TensorRanksOf(job.config) > 1) {  // what is divided is found
+    engine_options.planned_loss = [&](int64_t samples) {
+      const at::Tensor tokens =
+          at::zeros({samples, absl::GetFlag(FLAGS_seq)}, at::kLong);
+      return model->loss(tokens, tokens);
+    };
+  }
   TESSERA_ASSIGN_OR_RETURN(
       const std::unique_ptr<tessera::Engine> engine,
       tessera::Engine::Create(model, job.config, engine_options));

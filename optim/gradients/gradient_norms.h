@@ -15,10 +15,10 @@
 namespace tessera {
 
 // Returns the norms of `sets` sets of undivided gradients, identical on all
-// ranks. `set_of`: the set of each parameter of the model. `comm`: all ranks,
-// those of the units' shard group and its replicas, in this order. Internal if
-// sums differ between replicas; ResourceExhausted and errors of a disk where
-// gradients are there. Waits for a device. COLLECTIVE: one small exchange.
+// ranks. `set_of`: the set of each parameter of the model. `comm`: the job.
+// Internal if sums differ between replicas; ResourceExhausted and errors of a
+// disk where gradients are there. Waits for a device. COLLECTIVE: one small
+// exchange.
 absl::StatusOr<std::vector<double>> GradientNorms(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     const Gradients& gradients, const std::vector<int>& set_of, size_t sets,

@@ -102,7 +102,7 @@ absl::StatusOr<std::vector<NonFiniteGradient>> FindNonFinite(
       const std::vector<std::string> all,
       comm->AllGatherStrings(*mine, CommTag{"gradients that are not finite"}));
   Found found;
-  const int group_size = flats[0]->communicator()->world_size();
+  const int group_size = ReplicaRanks(*flats[0], *comm);
   for (int rank = 0; rank < group_size; ++rank) {
     TESSERA_RETURN_IF_ERROR(
         Merge(all[static_cast<size_t>(rank)], rank, &found));

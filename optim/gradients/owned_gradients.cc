@@ -28,6 +28,7 @@ GradientParts PartsOf(size_t u, const FlatParameter& flat, bool shards,
     const FlatParameter::Parameter& p = flat.parameters()[i];
     const Range mine = Intersect(p.range, range);
     if (mine.empty() || !accepts(i)) continue;
+    if (shards && p.counted_elsewhere) continue;
     parts.push_back({u,
                      p,
                      {mine.begin - p.range.begin, mine.end - p.range.begin},
@@ -80,6 +81,12 @@ absl::Status VisitUnits(const How& how, const Flats& flats,
 }
 
 }  // namespace
+
+int ReplicaRanks(const FlatParameter& flat, const Communicator& comm) {
+  const int replicas =
+      flat.replicas() == nullptr ? 1 : flat.replicas()->world_size();
+  return comm.world_size() / replicas;
+}
 
 absl::Status VisitShards(
     absl::string_view what, const Flats& flats, const Gradients& gradients,

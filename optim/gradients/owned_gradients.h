@@ -2,7 +2,9 @@
 // for code that looks at gradients, or changes them, before the optimizer.
 //
 //   flat     [ w1 ..| b1 .| w2 ....|.. ]
-//   shard           [ .. w2 part ..]       of each element one rank
+//   shard           [ .. w2 part ..]       of each element one rank, also of
+//                                          those that all ranks of a
+//                                          tensor-parallel group have
 //   owned    the shard; below stage 2 all of it
 //
 // Only parameters that have a gradient in this step are visited. Gradients on
@@ -39,6 +41,10 @@ struct GradientPart {
 using GradientParts = std::vector<GradientPart>;
 
 using ParameterFilter = std::function<bool(const FlatParameter::Parameter&)>;
+
+// Returns how many ranks of `comm`, all of the job in its order, have all
+// elements of the model together: each so many are replicas of the first.
+int ReplicaRanks(const FlatParameter& flat, const Communicator& comm);
 
 // Visits this rank's shards, also where it owns more: so each element counts on
 // one rank. `values` are complex where the parameter is. Leaves out units for

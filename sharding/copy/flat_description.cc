@@ -123,6 +123,8 @@ FlatDescription::FlatDescription(std::string name,
     p.name = std::move(params[i].name);
     p.index = params[i].index;
     p.slot = slot_of[i];
+    p.part = std::move(params[i].part);
+    p.counted_elsewhere = params[i].counted_elsewhere;
     const int64_t per = ElementsPerNumber(p.tensor.scalar_type());
     p.storage_offset = p.tensor.storage_offset() * per;
     p.range.begin = layout_.slot(p.slot).begin + p.storage_offset;

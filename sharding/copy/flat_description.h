@@ -137,13 +137,16 @@ at::ScalarType KeptGradientDtypeOf(at::ScalarType masters, at::ScalarType sums,
 class FlatDescription {
  public:
   struct Parameter {
-    at::Tensor tensor;  // the module's own
+    at::Tensor tensor;  // NamedParameter::tensor
     std::string name;
     int index = 0;  // in the model, over all units
     int slot = 0;   // its storage in the flat
     Range range;    // its elements in the flat buffer, dense
     // Where its first element lies in its storage, in elements.
     int64_t storage_offset = 0;
+    // As NamedParameter's.
+    std::optional<PartOfWhole> part;
+    bool counted_elsewhere = false;
   };
   // The part of a parameter that this rank owns; never empty.
   struct Segment {

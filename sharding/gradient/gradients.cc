@@ -254,7 +254,7 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
   if (status.ok()) {
     if (micro_batch.reduce) ++num_reductions_;
   } else if (in_flight_ != nullptr) {  // thrown on the way
-    comm_->Announce(status);
+    everyone().Announce(status);
     (void)FinishInFlight();
     Discard();
   }
@@ -269,8 +269,8 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
 absl::Status Gradients::EndLocal(const absl::Status& backward) {
   if (!backward.ok() && AnyGathersTogether() && AgreeOnFailing(backward).ok()) {
     // Nobody waits for the announcement any more once all are here.
-    (void)comm_->AllGatherStrings("", CommTag{"agreement on failing"});
-    comm_->ClearAnnouncement();
+    (void)everyone().AllGatherStrings("", CommTag{"agreement on failing"});
+    everyone().ClearAnnouncement();
   }
   absl::Status status = backward;
   for (auto& flat : flats_) {
@@ -289,7 +289,7 @@ absl::Status Gradients::ReduceRest(absl::Status mine) {
   if (!reduced.ok()) {
     // The others wait in a reduction, not in the agreement.
     mine.Update(reduced);
-    comm_->Announce(mine);
+    everyone().Announce(mine);
     Discard();
     return mine;
   }
@@ -301,11 +301,11 @@ absl::Status Gradients::ReduceRest(absl::Status mine) {
     }
   }
   absl::Status agreed = Agree(mine, &arrived, &held);
-  comm_->ClearAnnouncement();
+  everyone().ClearAnnouncement();
   if (agreed.ok()) {
     agreed = CatchTorch(kReduction, [&] { return Commit(arrived, held); });
     if (!agreed.ok()) {  // halfway: no part of the step can be kept
-      comm_->Announce(agreed);
+      everyone().Announce(agreed);
       Zero();
     }
   }

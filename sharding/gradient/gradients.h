@@ -65,6 +65,9 @@ struct GradientOptions {
   bool half = false;
   // All gradients are used within Run (MicroBatch::uses_up).
   bool uses_up = false;
+  // All ranks that wait for each other within a backward, where these are more
+  // than the gradients are reduced over: layers are divided. Null: the same.
+  std::shared_ptr<Communicator> together;
 };
 
 // One call of Backward.
@@ -183,6 +186,9 @@ class Gradients {
   int64_t resident_bytes() const;
 
  private:
+  Communicator& everyone() const {
+    return options_.together == nullptr ? *comm_ : *options_.together;
+  }
   class ArrivalHook;
 
   void MakeBuckets();

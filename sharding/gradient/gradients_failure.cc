@@ -22,9 +22,10 @@ constexpr absl::Duration kAllFailedWait = absl::Seconds(4);
 }  // namespace
 
 bool Gradients::AnyGathersTogether() const {
-  return std::any_of(flats_.begin(), flats_.end(), [](const auto& gradient) {
-    return gradient->flat().gathers_together();
-  });
+  return options_.together != nullptr ||
+         std::any_of(flats_.begin(), flats_.end(), [](const auto& gradient) {
+           return gradient->flat().gathers_together();
+         });
 }
 
 absl::Status Gradients::AgreeOnFailing(const absl::Status& mine) {
@@ -32,8 +33,8 @@ absl::Status Gradients::AgreeOnFailing(const absl::Status& mine) {
   if (!AnyGathersTogether()) {
     return absl::OkStatus();  // the others wait for the reductions only
   }
-  comm_->Announce(mine);
-  if (comm_->AllAnnounced(kAllFailedWait)) return absl::OkStatus();
+  everyone().Announce(mine);
+  if (everyone().AllAnnounced(kAllFailedWait)) return absl::OkStatus();
   (void)FinishInFlight();
   Discard();
   return mine;

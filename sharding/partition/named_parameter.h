@@ -2,15 +2,38 @@
 #ifndef SHARDING_PARTITION_NAMED_PARAMETER_H_
 #define SHARDING_PARTITION_NAMED_PARAMETER_H_
 
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 
 namespace tessera {
 
+// Which part of a parameter a rank of a tensor-parallel group has.
+struct PartOfWhole {
+  std::vector<int64_t> sizes;  // of the whole
+  int64_t dim = 0;             // along which it is cut into equal parts
+  int64_t groups = 1;          // of that dimension, each of which is cut
+  int index = 0, parts = 1;    // this one's place, and how many there are
+
+  // The same with a dimension for the groups before the one that is cut.
+  PartOfWhole Split() const {
+    if (groups == 1) return *this;
+    PartOfWhole split = *this;
+    const auto at = split.sizes.begin() + dim;
+    *at /= groups;
+    split.sizes.insert(at, groups);
+    ++split.dim;
+    split.groups = 1;
+    return split;
+  }
+};
+
 struct NamedParameter {
   std::string name;   // the first of named_parameters()
-  at::Tensor tensor;  // the module's own
+  at::Tensor tensor;  // the module's own; of a divided one this rank's part
   // Its index in the order of registration, among the parameters of all units.
   int index = 0;
   // Its module computes in float32 where others compute in 16 bits.
@@ -18,6 +41,11 @@ struct NamedParameter {
   // Its unit's name, set by SplitFlats: a flat of small parameters may have
   // several units.
   std::string unit;
+  // Absent: each rank has the whole.
+  std::optional<PartOfWhole> part;
+  // Another rank of the tensor-parallel group has the same elements and counts
+  // them in norms.
+  bool counted_elsewhere = false;
 };
 
 }  // namespace tessera

@@ -155,10 +155,11 @@ TEST(OperatorWritesTest, AWriteAgainstTheSchemaIntoSharedMemoryIsNamed) {
   RankPool pool(RankPoolOptions{});
   const auto answers = pool.Run("CallTheLiar", "");
   EXPECT_THAT(pool.stderr_of(0),
-              AllOf(HasSubstr("Tensor(a!)"),
-                    HasSubstr("operator operator_writes_test::lies")));
+              HasSubstr("operator operator_writes_test::lies"));
 #if !__has_feature(address_sanitizer)  // whose report leaves the end of ours
-  EXPECT_THAT(pool.stderr_of(0), HasSubstr("into parameter 'block1.weight'"));
+  EXPECT_THAT(pool.stderr_of(0),
+              AllOf(HasSubstr("Tensor(a!)"),
+                    HasSubstr("into parameter 'block1.weight'")));
 #endif
   EXPECT_THAT(answers[0],
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("signal")));

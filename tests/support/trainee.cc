@@ -15,19 +15,29 @@ namespace tessera {
 absl::StatusOr<Trainee> Trainee::Make(const TrainingSpec& spec,
                                       std::shared_ptr<Communicator> comm) {
   SetPoisonOnFree(spec.poison);
-  auto model = BuildModel(spec.model, comm->rank());
-  return Make(std::move(model), ConfigOf(spec), std::move(comm));
+  auto model = BuildModel(spec.model, comm->rank() / spec.tensor);
+  EngineOptions options;
+  options.tensor_cuts = TensorCutsOf(*model, spec);
+  options.communicator = std::move(comm);
+  return Make(std::move(model), ConfigOf(spec), std::move(options));
 }
 
 absl::StatusOr<Trainee> Trainee::Make(std::shared_ptr<TestModel> model,
                                       const proto::Config& config,
                                       std::shared_ptr<Communicator> comm) {
-  Trainee t;
-  t.rank = comm->rank();
-  t.model = std::move(model);
   EngineOptions options;
   options.communicator = std::move(comm);
-  TESSERA_ASSIGN_OR_RETURN(t.engine, Engine::Create(t.model, config, options));
+  return Make(std::move(model), config, std::move(options));
+}
+
+absl::StatusOr<Trainee> Trainee::Make(std::shared_ptr<TestModel> model,
+                                      const proto::Config& config,
+                                      EngineOptions options) {
+  Trainee t;
+  t.model = std::move(model);
+  TESSERA_ASSIGN_OR_RETURN(t.engine,
+                           Engine::Create(t.model, config, std::move(options)));
+  t.rank = t.engine->data_rank();
   return t;
 }
 

@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
+#include "engine/api/engine_types.h"
 #include "engine/engine.h"
 #include "tests/models/models.h"
 #include "tests/support/training.h"
@@ -30,6 +31,9 @@ struct Trainee {
   static absl::StatusOr<Trainee> Make(std::shared_ptr<TestModel> model,
                                       const proto::Config& config,
                                       std::shared_ptr<Communicator> comm);
+  static absl::StatusOr<Trainee> Make(std::shared_ptr<TestModel> model,
+                                      const proto::Config& config,
+                                      EngineOptions options);
 
   at::Tensor Loss(int64_t micro_batch) {
     return model->Loss(rank, micro_batch);
@@ -40,7 +44,7 @@ struct Trainee {
   // Ends a scenario: returns the parameters as text, and closes the engine.
   absl::StatusOr<std::string> Finish();
 
-  int rank = 0;
+  int rank = 0;  // Engine::data_rank
   std::shared_ptr<TestModel> model;
   std::unique_ptr<Engine> engine;
 };

@@ -67,7 +67,11 @@ std::vector<Record> RecordOracle(const TrainingSpec& spec, int world_size) {
     model->to(spec.OracleDevice());
     return model;
   };
-  Oracle oracle(make_model, OracleOptionsOf(spec, world_size));
+  OracleOptions options = OracleOptionsOf(spec, world_size);
+  for (const TensorCut& cut : TensorCutsOf(*make_model(), spec)) {
+    options.tensor_cuts.push_back({cut.parameter, cut.dim, cut.groups});
+  }
+  Oracle oracle(make_model, options);
   std::vector<Record> records(static_cast<size_t>(world_size));
   auto add_to_all = [&](const std::string& line) {
     for (Record& record : records) record.push_back(line);
@@ -79,7 +83,8 @@ std::vector<Record> RecordOracle(const TrainingSpec& spec, int world_size) {
         });
     for (size_t r = 0; r < records.size(); ++r) {
       for (int i = 0; i < spec.accumulation; ++i) {
-        records[r].push_back(LossLine(step, i, losses[r][i]));
+        records[r].push_back(
+            LossLine(step, i, losses[r / options.tensor_ranks][i]));
       }
     }
     for (const std::string& name : oracle.parameter_names()) {
@@ -94,7 +99,9 @@ std::vector<Record> RecordOracle(const TrainingSpec& spec, int world_size) {
   }
   for (const std::string& line : ParametersOf(oracle)) add_to_all(line);
   for (int r = 0; r < world_size; ++r) {
-    AddState(oracle.module(r), oracle.generator_state(r), &records[r]);
+    const int data_rank = r / spec.tensor;
+    AddState(oracle.module(data_rank), oracle.generator_state(data_rank),
+             &records[r]);
   }
   return records;
 }
@@ -120,6 +127,39 @@ std::vector<std::string> ParameterNames(const torch::nn::Module& module) {
 }
 
 }  // namespace
+
+// Each parameter that can be cut in several ways is cut in the one, or left
+// whole, that `spec.cuts` and its number say.
+std::vector<TensorCut> TensorCutsOf(const torch::nn::Module& module,
+                                    const TrainingSpec& spec) {
+  std::vector<TensorCut> cuts;
+  if (spec.tensor == 1) return cuts;
+  std::map<const void*, int> sharers;
+  for (const std::string& name : ParameterNames(module)) {
+    const at::Tensor& p = module.named_parameters()[name];
+    if (p.has_storage()) ++sharers[p.storage().unsafeGetStorageImpl()];
+  }
+  size_t number = static_cast<size_t>(spec.cuts);
+  for (const std::string& name : ParameterNames(module)) {
+    const at::Tensor& p = module.named_parameters()[name];
+    ++number;
+    if (!p.is_floating_point() || p.numel() == 0 ||
+        sharers[p.storage().unsafeGetStorageImpl()] > 1) {
+      continue;
+    }
+    std::vector<int64_t> dims;
+    for (int64_t d = 0; d < p.dim(); ++d) {
+      if (p.size(d) % spec.tensor == 0) dims.push_back(d);
+    }
+    const size_t way = number % (dims.size() + 1);
+    if (way == dims.size()) continue;
+    // Some of those that can be are cut in groups.
+    const int64_t size = p.size(dims[way]);
+    const bool groups = size % (3 * spec.tensor) == 0 && number % 2 == 0;
+    cuts.push_back({name, dims[way], groups ? 3 : 1});
+  }
+  return cuts;
+}
 
 std::shared_ptr<TestModel> BuildModel(absl::string_view name, int rank) {
   at::set_num_threads(1);  // as the oracle
@@ -181,6 +221,7 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
   EngineOptions options;
   options.communicator = std::move(comm);
   options.device = DeviceOf(spec);
+  options.tensor_cuts = TensorCutsOf(*model, spec);
   return Engine::Create(std::move(model), ConfigOf(spec), options);
 }
 
@@ -238,7 +279,7 @@ absl::Status AddFinalState(Engine& engine, const TestModel& model,
 
 absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
                                        std::shared_ptr<Communicator> comm) {
-  const int rank = comm->rank();
+  const int rank = comm->rank() / spec.tensor;  // that has samples of its own
   SetPoisonOnFree(spec.poison);
   PrepareDevice(spec, rank);
   TESSERA_ASSIGN_OR_RETURN(comm, CommunicatorOf(spec, std::move(comm)));

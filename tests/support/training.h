@@ -28,6 +28,11 @@ namespace tessera {
 
 using Record = std::vector<std::string>;
 
+// Returns the parameters that TrainingSpec::tensor ranks divide, and the
+// dimension of each that is cut, perhaps in groups: any will do.
+std::vector<TensorCut> TensorCutsOf(const torch::nn::Module& module,
+                                    const TrainingSpec& spec);
+
 // Builds the model as every rank does; then the default generator is the
 // rank's.
 std::shared_ptr<TestModel> BuildModel(absl::string_view name, int rank);

@@ -52,6 +52,8 @@ void VisitResult(Spec& spec, const Visit& visit) {
   visit("shard_group", &spec.shard_group);
   visit("libtorch_exact", &spec.libtorch_exact);
   visit("libtorch_fused", &spec.libtorch_fused);
+  visit("tensor", &spec.tensor);
+  visit("cuts", &spec.cuts);
   visit("gradients", &spec.gradients);
   visit("outcomes", &spec.outcomes);
 }
@@ -327,6 +329,7 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
     activations->set_offload_min_bytes(1);
   }
   SetOffload(spec, &config);
+  config.mutable_tensor_parallel()->set_autotp_size(spec.tensor);
   TORCH_CHECK(google::protobuf::TextFormat::MergeFromString(spec.more, &config),
               "TrainingSpec: more=", spec.more);
   return config;
@@ -334,6 +337,8 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
 
 OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   OracleOptions options;
+  options.tensor_ranks = spec.tensor;
+  world_size /= spec.tensor;
   options.world_size = world_size;
   options.device = spec.OracleDevice();
   if (spec.stage > 0) options.shard_group_size = spec.shard_group;

@@ -50,6 +50,10 @@ struct TrainingSpec {
   // devices.
   bool libtorch_exact = false;
   bool libtorch_fused = false;
+  // tensor_parallel.autotp_size, and which parameters are divided
+  // (TensorCutsOf).
+  int tensor = 1;
+  int cuts = 0;
   bool gradients = false;  // every step's gradients go into the record
   bool outcomes = false;   // and so do its scale and norm
 
