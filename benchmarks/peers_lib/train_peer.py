@@ -101,7 +101,11 @@ class Torch:
     def __init__(self, model, options):
         self.options = options
         self.model = getattr(self, options.engine)(model)
-        self.optimizer = adamw(self.model.parameters())
+        # A fused step takes parameters that are all DTensor, or none.
+        kinds = {}
+        for parameter in self.model.parameters():
+            kinds.setdefault(type(parameter.data), []).append(parameter)
+        self.optimizer = adamw([{'params': kind} for kind in kinds.values()])
         # FSDP2 has a policy of its own; users of the others take autocast.
         self.autocast = options.bf16 and options.engine != 'fsdp2'
 
