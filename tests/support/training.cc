@@ -136,12 +136,12 @@ std::vector<TensorCut> TensorCutsOf(const torch::nn::Module& module,
   if (spec.tensor == 1) return cuts;
   std::map<const void*, int> sharers;
   for (const std::string& name : ParameterNames(module)) {
-    const at::Tensor& p = module.named_parameters()[name];
+    const at::Tensor p = module.named_parameters()[name];
     if (p.has_storage()) ++sharers[p.storage().unsafeGetStorageImpl()];
   }
   size_t number = static_cast<size_t>(spec.cuts);
   for (const std::string& name : ParameterNames(module)) {
-    const at::Tensor& p = module.named_parameters()[name];
+    const at::Tensor p = module.named_parameters()[name];
     ++number;
     if (!p.is_floating_point() || p.numel() == 0 ||
         sharers[p.storage().unsafeGetStorageImpl()] > 1) {
