@@ -301,7 +301,7 @@ std::vector<std::string> Oracle::parameter_names() const {
   return names;
 }
 
-// Of all parts, one after the other.
+// Joins what `of` returns for each part, in their order.
 at::Tensor Oracle::Joined(
     absl::string_view name,
     const std::function<at::Tensor(const Parameter&)>& of) const {

@@ -172,7 +172,7 @@ void PlanSearch::MakeClasses() {
       PlanClass added;
       added.segment = segments_[i];
       added.choices.push_back(kStaysWhole);
-      // Of a convolution, channels alone.
+      // Only channels of a convolution are divided.
       const int64_t dims = tensor.dim() > 3 ? 2 : tensor.dim();
       for (int64_t dim = 0; dim < dims; ++dim) {
         if (CanDivide(parameter(i), TensorPlacement::Shard(dim),

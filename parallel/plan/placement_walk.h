@@ -127,8 +127,8 @@ class PlacementWalk {
   absl::flat_hash_map<const c10::StorageImpl*, std::pair<c10::Storage, size_t>>
       made_by_;
   std::optional<size_t> last_column_;
-  // Of the last operator that was given a divided tensor: which decision made
-  // the first of these, and whether it is a parameter.
+  // Which decision made the first divided tensor that the last operator with
+  // one was given, and whether that is a parameter.
   std::optional<size_t> given_;
   bool given_parameter_ = false;
   bool gathers_parameters_ = false;

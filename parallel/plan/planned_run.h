@@ -36,8 +36,8 @@ struct PlannedRun {
   int64_t collectives = 0, bytes = 0, flops = 0;
   double seconds = 0;  // TensorPlan::seconds
   std::vector<std::string> gathered;
-  // Of parameters that are divided by use; and which of these came first to an
-  // operator without a rule.
+  // How parameters were divided by use, and which of these decisions came first
+  // to an operator without a rule.
   std::vector<PlacementWalk::Decision> decisions;
   std::optional<size_t> first_gathered;
   bool gathers_parameters = false;

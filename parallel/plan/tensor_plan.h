@@ -67,8 +67,8 @@ struct TensorPlan {
 
 // What divides the parameters that match a pattern.
 struct PartPattern {
-  // Of names of parameters ("layers.*.q.weight") or of the modules that have
-  // them ("layers.*.q"): '*' stands for any characters, '?' for one.
+  // Matches names of parameters ("layers.*.q.weight") or of the modules that
+  // have them ("layers.*.q"): '*' stands for any characters, '?' for one.
   std::string pattern;
   //   "0", "1", ...  S(0), S(1): in each parameter that has the dimension, if
   //                  the pattern is a module's

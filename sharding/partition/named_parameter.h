@@ -18,7 +18,7 @@ struct PartOfWhole {
   int64_t groups = 1;          // of that dimension, each of which is cut
   int index = 0, parts = 1;    // this one's place, and how many there are
 
-  // The same with a dimension for the groups before the one that is cut.
+  // Returns the same part with a dimension for the groups before the cut one.
   PartOfWhole Split() const {
     if (groups == 1) return *this;
     PartOfWhole split = *this;

@@ -29,7 +29,7 @@ using at::Tensor;
 struct PlannedCase {
   PlannedNetOptions net;
   size_t parts = 0;  // that a plan has at least
-  // Of a plan that is not found, but given.
+  // The patterns of a plan that is given; empty: it is found.
   std::vector<PartPattern> patterns;
 };
 

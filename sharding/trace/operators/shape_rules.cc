@@ -23,7 +23,7 @@ template <size_t I>
 Results ItselfIs(const Args& args) {
   return {args.tensor(I)};
 }
-// Of what only looks at values: nothing.
+// Returns nothing, for operators that only look at values.
 Results Nothing(const Args& /*args*/) { return {}; }
 Results BooleanLike(const Args& args) {
   return {at::empty_like(args.tensor(0),
