@@ -14,17 +14,24 @@
 // that asks for v + 1 has no pull of v left). What changes it on a device's
 // stream comes after OrderAfterReads.
 //
+// Messages go the same way from one rank to one other, without versions; the
+// receiver asks for them, so it has the memory that they go to:
+//
+//   sender   Post(to, key, message) ... goes on
+//   receiver        Take(from, key, message) --- waits ---> message
+//
 // Made by Communicator::ServeShards.
 //
-// Errors. A pull fails with
+// Errors. A pull, or a take, fails with
 //   Unavailable       a rank ended, or stopped serving, or announced a failure
-//   DeadlineExceeded  a shard did not come within the collective timeout
-//   InvalidArgument   an owner's shard has another size than this rank expects
+//   DeadlineExceeded  a shard or message did not come within the collective
+//                     timeout
+//   InvalidArgument   it has another size at its owner than this rank expects
 //   Internal          an owner is past the version
 //   Cancelled         the server was destroyed here; this one fails no group
 // As with a collective, the group is failed then, here and soon on all ranks,
-// and its first failure ends all pulls. A failed rank continues to serve
-// others.
+// and its first failure ends all pulls and takes. A failed rank continues to
+// serve others.
 //
 // Threads: all calls except the destructor may come from any thread. One thread
 // for each server ("tessera-shards") moves all bytes.
@@ -40,8 +47,9 @@ namespace tessera {
 
 class ShardServer {
  public:
-  // Stops serving. Pulls under way here end with Cancelled, those of others
-  // that wait for this rank with Unavailable. LOCAL.
+  // Stops serving. Pulls and takes under way here end with Cancelled, those of
+  // others that wait for this rank with Unavailable. Drops messages that are
+  // not taken yet. LOCAL.
   virtual ~ShardServer() = default;
 
   // Offers `shard` for others to read as `key`, which means the same on all
@@ -65,13 +73,30 @@ class ShardServer {
   virtual CommFuture Pull(int64_t key, int64_t version, at::Tensor whole,
                           CommTag tag) = 0;
 
+  // Offers `message` to rank `to` alone, once, as `key`: for one Take there.
+  // Each pair of sender and receiver has keys of its own, apart from those of
+  // Offer; a key may be used again once its message was taken. Any dtype and
+  // device. The server holds the message until it is sent, and nobody may
+  // change it any more; on a device it is what the caller's current stream has
+  // written until now. Dropped where `to` cannot ask any more. LOCAL, ASYNC.
+  // REQUIRES: contiguous; no message waits there as `key`.
+  virtual void Post(int to, int64_t key, at::Tensor message) = 0;
+
+  // Sets `message` to what rank `from` posts to this rank as `key`, which has
+  // as many bytes. Waits where that is not posted yet. Several may be under
+  // way, of different keys. LOCAL, ASYNC; receives message.nbytes().
+  // InvalidArgument, which fails no group, if `message` is not contiguous,
+  // `from` is no rank, or another take of `key` from there is under way.
+  virtual CommFuture Take(int from, int64_t key, at::Tensor message,
+                          CommTag tag) = 0;
+
   // Orders the caller's current stream after all reads, until now, of what is
-  // offered here on a device. LOCAL; does not wait.
+  // offered or posted here on a device. LOCAL; does not wait.
   virtual void OrderAfterReads() = 0;
 
-  // Ends this rank's pulls: those under way end with Cancelled. It continues to
-  // serve; the future ends when nobody can ask any more, since all other
-  // servers have retired, were destroyed or ended, or when the group has
+  // Ends this rank's pulls and takes: those under way end with Cancelled. It
+  // continues to serve; the future ends when nobody can ask any more, since all
+  // other servers have retired, were destroyed or ended, or when the group has
   // failed. LOCAL, ASYNC. Call it once.
   virtual CommFuture Retire() = 0;
 };

@@ -23,10 +23,15 @@
 namespace tessera {
 
 struct ShardRequest {
+  // The version of a message that was posted to the asker; shards have others.
+  static constexpr int64_t kPosted = -1;
+
   int64_t ticket = 0;  // the asker's name for it
   int64_t key = 0;
   int64_t version = 0;
   int64_t bytes = 0;  // what the asker expects
+
+  bool is_posted() const { return version == kPosted; }
 };
 
 // What an answer begins with.

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "comm/record/hang_dump.h"
+#include "comm/serve/shard_streams.h"
 
 namespace tessera {
 namespace {
@@ -75,8 +76,11 @@ absl::Status ShardWatch::JudgeTime(const Awaited& awaited) const {
     }
     if (what.empty()) what = awaited[r]->what;
     const int rank = ranks_[r];
-    const std::string shard = absl::StrCat("shard ", awaited[r]->key,
-                                           " of version ", awaited[r]->version);
+    const std::string shard =
+        awaited[r]->version == ShardRequest::kPosted
+            ? absl::StrCat("message ", awaited[r]->key)
+            : absl::StrCat("shard ", awaited[r]->key, " of version ",
+                           awaited[r]->version);
     missing.push_back(
         rank == own
             ? absl::StrCat("this rank, ", rank, ", has itself no ", shard)

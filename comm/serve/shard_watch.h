@@ -26,7 +26,7 @@ namespace tessera {
 struct AwaitedShard {
   std::string what;  // the pull: "unit a #7 (pull, 64 bytes of float32)"
   int64_t key = 0;
-  int64_t version = 0;
+  int64_t version = 0;   // kPosted: a message (comm/serve/shard_streams.h)
   absl::Duration begin;  // the time of the domain's Announcements
   // When that rank closed the connection.
   std::optional<absl::Duration> closed;

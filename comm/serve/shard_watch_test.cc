@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
 #include "comm/record/hang_dump.h"
+#include "comm/serve/shard_streams.h"
 #include "comm/watch/announcements.h"
 #include "comm/watch/manual_clock_testing.h"
 #include "gmock/gmock.h"
@@ -85,6 +86,14 @@ TEST_F(ShardWatchTest, ATimeoutNamesTheRanksWhoseShardsAreMissing) {
                                "stopped, or cannot be reached)"),
                      Not(HasSubstr("rank 1")))));
   EXPECT_EQ(after_, absl::Seconds(30));
+}
+
+TEST_F(ShardWatchTest, ATimeoutOfAMessageNamesItsKeyAndNoVersion) {
+  AwaitedShard message = Shard();
+  message.version = ShardRequest::kPosted;
+  EXPECT_THAT(Ask({{}, {}, message}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("rank 2 has not sent its message 4 (")));
 }
 
 TEST_F(ShardWatchTest, ATimeoutOfTheOwnPartSaysSo) {

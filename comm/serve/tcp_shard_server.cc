@@ -6,11 +6,15 @@
 // Why the own shard is copied by the caller: it is there already, so a rank
 // whose io thread is busy with others does not wait for itself. Not on a
 // device, where the caller would wait for its stream.
+//
+// Why a second take of a key is refused while one is under way: which of the
+// two the next message is for would depend on when it comes.
 #include "comm/serve/tcp_shard_server.h"
 
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "ATen/ops/empty.h"
@@ -41,6 +45,17 @@ absl::Status CheckPull(int64_t version, const at::Tensor& whole,
     return absl::InvalidArgumentError(
         absl::StrCat("whole has ", whole.numel(),
                      " elements, expected a multiple of ", world_size));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTake(int from, const at::Tensor& message, int world_size) {
+  if (from < 0 || from >= world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", from, " of ", world_size, " does not exist"));
+  }
+  if (!message.defined() || !message.is_contiguous()) {
+    return absl::InvalidArgumentError("message is undefined or not contiguous");
   }
   return absl::OkStatus();
 }
@@ -89,6 +104,7 @@ TcpShardServer::TcpShardServer(ServedGroup group, ShardMesh* mesh, int wake_fd)
       wake_fd_(wake_fd),
       peers_(world_size_),
       watch_(group_.options, group_.domain),
+      posts_(world_size_),
       closed_(world_size_) {
   AskingEnd::Receiver* const receiver = this;
   for (int r = 0; r < world_size_; ++r) {
@@ -148,6 +164,26 @@ void TcpShardServer::SetVersion(int64_t version) {
   Wake();
 }
 
+void TcpShardServer::Post(int to, int64_t key, at::Tensor message) {
+  TESSERA_CHECK(to >= 0 && to < world_size_)
+      << "rank " << to << " of " << world_size_;
+  TESSERA_CHECK(message.defined() && message.is_contiguous())
+      << "message " << key << " is undefined or not contiguous";
+  const StreamPoint written = StreamPoint::Now(message.device());
+  {
+    absl::MutexLock lock(&mutex_);
+    const bool is_new =
+        posts_[to]
+            .try_emplace(key, Offered{std::move(message), written, true})
+            .second;
+    TESSERA_CHECK(is_new) << "message " << key << " to rank "
+                          << group_.options.first_rank(to)
+                          << " was posted before, and is not taken yet";
+    changed_ = true;
+  }
+  Wake();
+}
+
 void TcpShardServer::OrderAfterReads() {
   absl::MutexLock lock(&mutex_);
   // A device that has failed says so elsewhere.
@@ -176,8 +212,24 @@ absl::StatusOr<TcpShardServer::Offered> TcpShardServer::Find(
   return offer->second;
 }
 
+absl::StatusOr<TcpShardServer::Offered> TcpShardServer::TakePosted(
+    int peer, const ShardRequest& request) {
+  absl::MutexLock lock(&mutex_);
+  const auto post = posts_[peer].find(request.key);
+  if (post == posts_[peer].end()) return Offered();
+  const auto bytes = static_cast<int64_t>(post->second.shard.nbytes());
+  if (bytes != request.bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "message ", request.key, " of rank ", group_.options.first_rank(rank_),
+        " has ", bytes, " bytes, and was expected to have ", request.bytes));
+  }
+  Offered taken = std::move(post->second);
+  posts_[peer].erase(post);
+  return taken;
+}
+
 absl::StatusOr<TcpShardServer::PullPtr> TcpShardServer::MakePull(
-    const ShardRequest& request, const at::Tensor& whole,
+    const ShardRequest& request, const at::Tensor& whole, std::vector<bool> of,
     const CommTag& tag) const {
   auto pull = std::make_unique<PullState>();
   pull->request = request;
@@ -193,16 +245,19 @@ absl::StatusOr<TcpShardServer::PullPtr> TcpShardServer::MakePull(
                          .getStream(whole.device());
     }));
   }
-  pull->missing.assign(world_size_, true);
-  pull->num_missing = world_size_;
+  pull->missing = std::move(of);
+  pull->num_missing = static_cast<int>(
+      std::count(pull->missing.begin(), pull->missing.end(), true));
   pull->future = std::make_shared<CommFuture::State>();
   CollectiveRecord& record = pull->record;
   record = RecordOf(CollectiveOp::kPull, whole);
   record.what = tag.what.empty() ? "pull" : tag.what;
   record.group = group_.options.name;
-  record.bytes = (world_size_ - 1) * request.bytes;
+  record.bytes =
+      (pull->num_missing - (pull->missing[rank_] ? 1 : 0)) * request.bytes;
   record.site = tag.site;
-  pull->future->purpose = {WaitReason::kGather, record.what};
+  pull->future->purpose = {
+      request.is_posted() ? tag.reason : WaitReason::kGather, record.what};
   record.enqueued = record.entered = MonotonicNow();
   return pull;
 }
@@ -212,7 +267,7 @@ absl::Status TcpShardServer::CopyOwn(PullState& pull,
   return CatchTorch("own shard", [&] {
     const char* const from = static_cast<const char*>(host.const_data_ptr());
     char* const to = static_cast<char*>(pull.host.mutable_data_ptr()) +
-                     rank_ * pull.request.bytes;
+                     pull.offset_of(rank_);
     if (from != to && pull.request.bytes > 0) {
       memcpy(to, from, pull.request.bytes);
     }
@@ -229,7 +284,8 @@ CommFuture TcpShardServer::Pull(int64_t key, int64_t version, at::Tensor whole,
   request.key = key;
   request.version = version;
   request.bytes = static_cast<int64_t>(whole.nbytes()) / world_size_;
-  absl::StatusOr<PullPtr> made = MakePull(request, whole, tag);
+  absl::StatusOr<PullPtr> made =
+      MakePull(request, whole, std::vector<bool>(world_size_, true), tag);
   if (!made.ok()) return DoneFuture(made.status());
   PullPtr pull = *std::move(made);
   // Here, so that it keeps nobody waiting; if it cannot be, over there.
@@ -239,10 +295,45 @@ CommFuture TcpShardServer::Pull(int64_t key, int64_t version, at::Tensor whole,
     pull->missing[rank_] = false;
     --pull->num_missing;
   }
+  return Begin(std::move(pull));
+}
+
+CommFuture TcpShardServer::Take(int from, int64_t key, at::Tensor message,
+                                CommTag tag) {
+  absl::Status status = CheckTake(from, message, world_size_);
+  if (!status.ok()) return DoneFuture(Annotate(status, tag.what));
+  status = group_.domain->failure()->Get();
+  if (!status.ok()) return DoneFuture(std::move(status));
+  ShardRequest request;
+  request.key = key;
+  request.version = ShardRequest::kPosted;
+  request.bytes = static_cast<int64_t>(message.nbytes());
+  std::vector<bool> of(world_size_);
+  of[from] = true;
+  absl::StatusOr<PullPtr> made = MakePull(request, message, std::move(of), tag);
+  if (!made.ok()) return DoneFuture(made.status());
+  return Begin(*std::move(made));
+}
+
+bool TcpShardServer::IsTaken(const PullState& take) const {
+  return std::any_of(pulls_.begin(), pulls_.end(), [&](const auto& each) {
+    const PullState& other = *each.second;
+    return other.request.is_posted() && other.request.key == take.request.key &&
+           other.missing == take.missing;
+  });
+}
+
+CommFuture TcpShardServer::Begin(PullPtr pull) {
   CommFuture future(pull->future);
   {
     absl::MutexLock lock(&mutex_);
     if (retired_) return DoneFuture(absl::CancelledError("retired"));
+    if (pull->request.is_posted() && IsTaken(*pull)) {
+      return DoneFuture(Annotate(
+          absl::InvalidArgumentError(absl::StrCat("message ", pull->request.key,
+                                                  " is being taken already")),
+          pull->record.what));
+    }
     pull->request.ticket = pull->record.sequence = ++tickets_;
     pull->record.ticket = group_.records->Enqueue(pull->record);
     asks_.push_back(pull->request);

@@ -1,6 +1,7 @@
 // TcpShardServer: a ShardServer over connections between all ranks.
 //
 //   caller   Pull --> pulls_, asks_ --wake--> "tessera-shards" --> other ranks
+//            Take, the same: a pull of one rank's part
 //   "tessera-shards"  sends requests and answers, receives into `whole`, ends
 //                     the futures; sleeps where nothing can be moved
 //   "tessera-watch"   looks now and then whether to give up (ShardWatch)
@@ -74,6 +75,9 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   void SetVersion(int64_t version) override;
   CommFuture Pull(int64_t key, int64_t version, at::Tensor whole,
                   CommTag tag) override;
+  void Post(int to, int64_t key, at::Tensor message) override;
+  CommFuture Take(int from, int64_t key, at::Tensor message,
+                  CommTag tag) override;
   void OrderAfterReads() override;
   CommFuture Retire() override;
 
@@ -81,6 +85,7 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   struct Offered {
     at::Tensor shard;
     StreamPoint written;
+    bool is_posted = false;  // so it is freed once it was read
   };
   // One that is under way.
   struct PullState {
@@ -93,6 +98,10 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
     std::vector<bool> missing;  // by rank
     int num_missing = 0;
     std::shared_ptr<CommFuture::State> future;
+    // Where that rank's part begins in `host`.
+    int64_t offset_of(int r) const {
+      return request.is_posted() ? 0 : r * request.bytes;
+    }
   };
   using PullPtr = std::unique_ptr<PullState>;
   // A rank's connections.
@@ -111,14 +120,22 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
 
   TcpShardServer(ServedGroup group, ShardMesh* mesh, int wake_fd);
   absl::Status Start();  // its threads
+  // One that misses the parts of the ranks `of`.
   absl::StatusOr<PullPtr> MakePull(const ShardRequest& request,
                                    const at::Tensor& whole,
+                                   std::vector<bool> of,
                                    const CommTag& tag) const;
+  CommFuture Begin(PullPtr pull);
+  // Another take of that message is under way.
+  bool IsTaken(const PullState& take) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Copies this rank's own part, which is in host memory.
   absl::Status CopyOwn(PullState& pull, const at::Tensor& host) const;
   void Wake() const;
   // What `request` asks for, of what is offered here; undefined: not yet.
   absl::StatusOr<Offered> Find(const ShardRequest& request);
+  // What is posted to that rank, and is not any more; undefined: not yet.
+  absl::StatusOr<Offered> TakePosted(int peer, const ShardRequest& request);
 
   // ---- on tessera-shards ----
   void Run();
@@ -126,6 +143,8 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   void Turn(int peer, short asking, short serving);
   // Nothing more is sent to that rank.
   void CloseServing(int peer);
+  // Frees what is posted to such ranks.
+  void DropPosts();
   // What callers brought. False: stop.
   bool TakeNews();
   void Serve(int peer, const ShardRequest& request);
@@ -162,12 +181,15 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
 
   absl::Mutex mutex_;
   std::map<int64_t, Offered> offers_ ABSL_GUARDED_BY(mutex_);
+  // By receiver, and key.
+  std::vector<std::map<int64_t, Offered>> posts_ ABSL_GUARDED_BY(mutex_);
   StreamPoint read_ ABSL_GUARDED_BY(mutex_);  // the last of a shard
   int64_t version_ ABSL_GUARDED_BY(mutex_) = -1;
   std::map<int64_t, PullPtr> pulls_ ABSL_GUARDED_BY(mutex_);  // by ticket
   int64_t tickets_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<ShardRequest> asks_ ABSL_GUARDED_BY(mutex_);  // not yet sent
-  bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // offers, or the version
+  // Offers, posts, or the version.
+  bool changed_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::optional<absl::Duration>> closed_ ABSL_GUARDED_BY(mutex_);
   absl::Status verdict_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;

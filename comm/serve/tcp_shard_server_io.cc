@@ -23,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/monotonic.h"
 #include "base/status.h"
+#include "base/stream/stream_uses.h"
 #include "base/torch_guard.h"
 #include "c10/core/GradMode.h"
 #include "comm/group/comm_stream.h"
@@ -105,11 +106,23 @@ void TcpShardServer::CloseServing(int peer) {
       std::remove_if(early_.begin(), early_.end(),
                      [peer](const Early& early) { return early.peer == peer; }),
       early_.end());
+  DropPosts();
   if (!AnyMayAsk()) EndRetirement();
 }
 
+void TcpShardServer::DropPosts() {
+  std::vector<std::map<int64_t, Offered>> dropped;  // freed without the lock
+  absl::MutexLock lock(&mutex_);
+  for (int r = 0; r < world_size_; ++r) {
+    if (r != rank_ && peers_[r]->serving.fd() < 0) {
+      dropped.push_back(std::exchange(posts_[r], {}));
+    }
+  }
+}
+
 bool TcpShardServer::TakeNews() {
-  std::vector<ShardRequest> asks, own;
+  std::vector<ShardRequest> asks;
+  std::vector<std::pair<int, ShardRequest>> each;  // whom to ask for what
   bool changed = false, retires = false;
   absl::Status verdict;
   {
@@ -121,20 +134,22 @@ bool TcpShardServer::TakeNews() {
     verdict = std::exchange(verdict_, absl::OkStatus());
     for (const ShardRequest& request : asks) {
       const auto pull = pulls_.find(request.ticket);
-      if (pull != pulls_.end() && pull->second->missing[rank_]) {
-        own.push_back(request);
+      if (pull == pulls_.end()) continue;  // it has failed meanwhile
+      for (int r = 0; r < world_size_; ++r) {
+        if (pull->second->missing[r]) each.emplace_back(r, request);
       }
     }
   }
   if (!verdict.ok()) Fail(verdict);
   if (retires) StopAsking();
-  for (const ShardRequest& request : asks) {
-    for (const auto& peer : peers_) {
-      if (peer != nullptr) peer->asking.Ask(request);
-    }
+  for (const auto& [r, request] : each) {
+    if (r != rank_) peers_[r]->asking.Ask(request);
   }
-  for (const ShardRequest& request : own) Serve(rank_, request);
+  for (const auto& [r, request] : each) {
+    if (r == rank_) Serve(rank_, request);
+  }
   if (changed) {
+    DropPosts();
     const std::vector<Early> early = std::exchange(early_, {});
     for (const auto& peer : peers_) {
       if (peer != nullptr) peer->num_early = 0;
@@ -145,7 +160,8 @@ bool TcpShardServer::TakeNews() {
 }
 
 void TcpShardServer::Serve(int peer, const ShardRequest& request) {
-  const absl::StatusOr<Offered> offered = Find(request);
+  const absl::StatusOr<Offered> offered =
+      request.is_posted() ? TakePosted(peer, request) : Find(request);
   if (offered.ok() && !offered->shard.defined()) {
     early_.push_back({peer, request});
     if (peer != rank_) ++peers_[peer]->num_early;
@@ -175,6 +191,7 @@ absl::StatusOr<at::Tensor> TcpShardServer::ReadShard(const Offered& offered) {
     at::Tensor host = offered.shard.cpu();
     absl::MutexLock lock(&mutex_);
     read_ = scope.Now();
+    if (offered.is_posted) KeepForCurrentStream(offered.shard);
     return host;
   });
 }
@@ -204,7 +221,7 @@ char* TcpShardServer::PlaceFor(int peer, const ShardAnswer& answer) {
   group_.costs->AddWait(peer, now - std::max(pull->record.entered, charged_));
   charged_ = now;
   return static_cast<char*>(pull->host.mutable_data_ptr()) +
-         peer * answer.bytes;
+         pull->offset_of(peer);
 }
 
 void TcpShardServer::Answered(int peer, int64_t ticket,
