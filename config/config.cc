@@ -33,24 +33,9 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = 16 << 20;
 
-// Returns the number of ranks that see data of their own.
-int DataParallelRanks(int world_size, const proto::Config& config,
-                      Faults* faults) {
-  int ranks = world_size;
-  const auto take = [&](const char* key, int64_t each) {
-    if (each <= 1) return;
-    if (ranks % each == 0) {
-      ranks /= static_cast<int>(each);
-    } else {
-      faults->Add(
-          key, "expected a divisor of the world size ", world_size,
-          ranks == world_size ? "" : absl::StrCat(" / ", world_size / ranks),
-          ", got ", each);
-    }
-  };
-  take("tensor_parallel.autotp_size", TensorRanksOf(config));
-  take("sequence_parallel_size", config.sequence_parallel_size());
-  return ranks;
+int RanksOf(int64_t count) {
+  constexpr int64_t kMost = std::numeric_limits<int>::max();
+  return static_cast<int>(std::clamp<int64_t>(count, 1, kMost));
 }
 
 // The order matters, since each part may look only at what is complete:
@@ -76,6 +61,7 @@ void Resolve(int world_size, const AutoValues& values, ConfigReport* report) {
   ResolveAutos(report->record, values, data_ranks, config, &faults);
   CheckFields(config, &faults);
   ResolveBatch(data_ranks, config, &faults);
+  ResolvePipeline(config, &faults);
   ResolveGradients(config, &faults);
   ResolveOptimizer(config, &faults);
   ResolveScheduler(config, &faults);
@@ -381,18 +367,17 @@ absl::StatusOr<proto::Config> ResolveConfig(const proto::Config& config,
 }
 
 int TensorRanksOf(const proto::Config& config) {
-  constexpr int64_t kMost = std::numeric_limits<int>::max();
-  const int64_t ranks = config.tensor_parallel().autotp_size();
-  return static_cast<int>(std::clamp<int64_t>(ranks, 1, kMost));
+  return RanksOf(config.tensor_parallel().autotp_size());
+}
+
+int PipelineRanksOf(const proto::Config& config) {
+  return RanksOf(config.pipeline().stages());
 }
 
 absl::Status CheckRunnable(const proto::Config& config) {
   std::vector<std::string> missing = MissingFeatures(config);
-  if (TensorRanksOf(config) > 1 &&
-      config.tensor_parallel().has_partition_config() &&
-      config.tensor_parallel().partition_config().json() != "null") {
-    missing.push_back(
-        "tensor_parallel.partition_config: tp_plan says what is divided");
+  for (std::string& each : MissingParallelism(config)) {
+    missing.push_back(std::move(each));
   }
   const proto::Optimizer& optimizer = config.optimizer();
   if (config.has_optimizer() && !FindAlgorithm(optimizer.type()).has_value()) {

@@ -77,9 +77,12 @@ absl::StatusOr<proto::Config> ToConfig(const TrainingConfig& config,
                                        const ConfigOverrides& overrides = {});
 
 // Returns over how many ranks layers are divided (tensor_parallel.autotp_size);
-// 1: they are not. The world size divided by it is the number of ranks that
-// have samples of their own. LOCAL.
+// 1: they are not. LOCAL.
 int TensorRanksOf(const proto::Config& config);
+// Returns the number of stages of the pipeline (pipeline.stages); 1: there is
+// none. The world size divided by both is the number of ranks that have samples
+// of their own. LOCAL.
+int PipelineRanksOf(const proto::Config& config);
 
 // Returns Unimplemented with all that `config` asks for and this version does
 // not support. REQUIRES: `config` is completed. LOCAL.
@@ -102,7 +105,8 @@ absl::StatusOr<proto::Communication> CommunicationOf(
 // Completes and checks a Config made in code. The result has
 //   - the three batch numbers, with
 //       train_batch_size = train_micro_batch_size_per_gpu *
-//                          gradient_accumulation_steps * world_size;
+//                          gradient_accumulation_steps * ranks
+//     for the ranks that have samples of their own (PipelineRanksOf);
 //     of absent ones gradient_accumulation_steps is 1 unless the other two are
 //     given, as in DeepSpeed;
 //   - every other field that has a default in config.proto, in the sections

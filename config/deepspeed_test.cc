@@ -169,30 +169,6 @@ TEST(DeepSpeed, DtypesHaveItsNames) {
               ElementsAre(HasSubstr("the loss is not scaled here")));
 }
 
-TEST(DeepSpeed, SequencesTakeRanksFromTheBatch) {
-  const ConfigReport report = ReportOf("\"sequence_parallel_size\": 2", 4);
-  EXPECT_EQ(report.config.train_micro_batch_size_per_gpu(), 4);
-  EXPECT_EQ(FaultOf(With("\"sequence_parallel_size\": 3"), 4),
-            "sequence_parallel_size: expected a divisor of the world size 4, "
-            "got 3");
-}
-
-TEST(DeepSpeed, TensorParallelRanksHaveNoSamplesOfTheirOwn) {
-  const ConfigReport report =
-      ReportOf("\"tensor_parallel\": {\"autotp_size\": 2}", 4);
-  EXPECT_EQ(report.config.train_micro_batch_size_per_gpu(), 4);
-  TESSERA_EXPECT_OK(CheckRunnable(report.config));
-  EXPECT_EQ(TensorRanksOf(report.config), 2);
-  EXPECT_EQ(FaultOf(With("\"tensor_parallel\": {\"autotp_size\": 3}"), 4),
-            "tensor_parallel.autotp_size: expected a divisor of the world size "
-            "4, got 3");
-  EXPECT_EQ(FaultOf(With("\"tensor_parallel\": {\"autotp_size\": 2}, "
-                         "\"sequence_parallel_size\": 4"),
-                    4),
-            "sequence_parallel_size: expected a divisor of the world size 4 / "
-            "2, got 4");
-}
-
 TEST(DeepSpeed, AllFaultsComeAtOnceBehindDuplicates) {
   const ConfigReport report = ReportOf(
       "\"zero_optimization\": {\"stage\": 1, \"stage\": 2}, \"bf16\": "
@@ -225,9 +201,9 @@ TEST(DeepSpeed, TextIsCheckedToo) {
                            .status()
                            .message());
   };
-  EXPECT_THAT(fault("pipeline { json: \"{bad\" }"),
-              HasSubstr("pipeline: expected a JSON object"));
-  EXPECT_THAT(fault("pipeline { }"), HasSubstr("expected a JSON object"));
+  EXPECT_THAT(fault("autotuning { json: \"{bad\" }"),
+              HasSubstr("autotuning: expected a JSON object"));
+  EXPECT_THAT(fault("autotuning { }"), HasSubstr("expected a JSON object"));
   EXPECT_THAT(fault("flops_profiler { recompute_fwd_factor: nan }"),
               HasSubstr("recompute_fwd_factor: expected 0 to 1, got nan"));
   EXPECT_THAT(fault("wandb { group: \"\\377\" }"),

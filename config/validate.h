@@ -5,6 +5,7 @@
 #define CONFIG_VALIDATE_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "config/reader/faults.h"
@@ -17,8 +18,17 @@ class Config;
 class Trace;
 }  // namespace proto
 
-// Completes the three batch sizes.
-void ResolveBatch(int world_size, proto::Config* config, Faults* faults);
+// Returns the number of ranks that have samples of their own. Adds a fault for
+// each kind of parallelism that does not divide the ranks.
+int DataParallelRanks(int world_size, const proto::Config& config,
+                      Faults* faults);
+// Completes the three batch sizes; `data_ranks` have samples of their own.
+void ResolveBatch(int data_ranks, proto::Config* config, Faults* faults);
+// Completes `pipeline`, if there is one. REQUIRES: ResolveBatch.
+void ResolvePipeline(proto::Config* config, Faults* faults);
+// Returns what tensor_parallel and pipeline ask for and this version does not
+// support, beyond what MissingFeatures finds.
+std::vector<std::string> MissingParallelism(const proto::Config& config);
 // Completes clipping and scaling, and the other defaults of the top level.
 void ResolveGradients(proto::Config* config, Faults* faults);
 // Completes `optimizer`, if there is one.

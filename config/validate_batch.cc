@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "config/config.pb.h"
@@ -115,10 +116,84 @@ class Batch {
   Faults& faults_;
 };
 
+// Returns for how much of a batch a stage is idle, if all take the same time.
+int64_t IdlePercent(int64_t stages, int64_t micro_batches) {
+  return 100 * (stages - 1) / (micro_batches + stages - 1);
+}
+
 }  // namespace
 
-void ResolveBatch(int world_size, proto::Config* config, Faults* faults) {
-  Batch(world_size, config, faults).Resolve();
+int DataParallelRanks(int world_size, const proto::Config& config,
+                      Faults* faults) {
+  int ranks = world_size;
+  const auto take = [&](const char* key, int64_t each) {
+    if (each <= 1) return;
+    if (ranks % each == 0) {
+      ranks /= static_cast<int>(each);
+    } else {
+      faults->Add(
+          key, "expected a divisor of the world size ", world_size,
+          ranks == world_size ? "" : absl::StrCat(" / ", world_size / ranks),
+          ", got ", each);
+    }
+  };
+  take("tensor_parallel.autotp_size", config.tensor_parallel().autotp_size());
+  take("pipeline.stages", config.pipeline().stages());
+  take("sequence_parallel_size", config.sequence_parallel_size());
+  return ranks;
+}
+
+void ResolveBatch(int data_ranks, proto::Config* config, Faults* faults) {
+  Batch(data_ranks, config, faults).Resolve();
+}
+
+void ResolvePipeline(proto::Config* config, Faults* faults) {
+  if (!config->has_pipeline()) return;
+  proto::Pipeline& pipeline = *config->mutable_pipeline();
+  FillDefaults(&pipeline);
+  faults->CheckNoneEmpty("pipeline.split_points", pipeline.split_points());
+  const int64_t stages = pipeline.stages();
+  const int points = pipeline.split_points_size();
+  if (stages <= 1) {
+    if (points == 0) return;
+    faults->Note("pipeline.split_points", "has no effect: pipeline.stages is ",
+                 stages);
+    return;
+  }
+  if (points > 0 && points != stages - 1) {
+    faults->Add("pipeline.split_points",
+                "expected pipeline.stages - 1 names, at which the second and "
+                "each further stage begins: ",
+                stages - 1, ", got ", points);
+  }
+  // One that does not divide the ranks may be too large to compute with.
+  if (faults->IsDoubtful("pipeline.stages")) return;
+  if (config->gradient_accumulation_steps() == 1 &&
+      !config->auto_micro_batch()) {
+    const int64_t enough = 4 * stages;
+    faults->Note("pipeline.stages",
+                 "gradient_accumulation_steps is 1, so the stages compute one "
+                 "at a time: each is idle for ",
+                 IdlePercent(stages, 1), " % of a batch, and for ",
+                 IdlePercent(stages, enough), " % with ", enough);
+  }
+}
+
+std::vector<std::string> MissingParallelism(const proto::Config& config) {
+  std::vector<std::string> missing;
+  const proto::TensorParallel& tensor = config.tensor_parallel();
+  if (tensor.autotp_size() <= 1) return missing;
+  if (tensor.has_partition_config() &&
+      tensor.partition_config().json() != "null") {
+    missing.push_back(
+        "tensor_parallel.partition_config: tp_plan says what is divided");
+  }
+  if (config.pipeline().stages() > 1) {
+    missing.push_back(
+        absl::StrCat("pipeline.stages: ", config.pipeline().stages(),
+                     ": stages with tensor_parallel.autotp_size above 1"));
+  }
+  return missing;
 }
 
 void ResolveLearningRateScaling(proto::Config* config, Faults* faults) {
