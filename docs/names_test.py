@@ -167,7 +167,7 @@ class NamesTest(unittest.TestCase):
     def test_what_is_not_there_is_found(self):
         for code in ('Engine::Backwards', 'NoEngine::Step', 'tessera::Engines',
                      'zero_optimization.stages', 'sharding.offload.check', 'sharding.units',
-                     '"stages": 3'):
+                     '"stagess": 3'):
             self.assertIsNotNone(self.fault_of(code), code)
         for code in ('Engine::Backward', 'SaveOptions::async', 'tessera::Use',
                      'zero_optimization.stage', '"stage": 3', 'a.b', '--world'):

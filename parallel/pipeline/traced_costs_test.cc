@@ -52,6 +52,7 @@ TEST(TracedCostsTest, OperatorsAreChargedToTheirParameter) {
   model.Add(Kind::kTouch, 2, 1);
   model.Add(Kind::kAllocate, 0, 1);
   model.Add(Kind::kOperator, 0, 2, 400, 0);
+  model.trace.events.back().backward = true;
   TracedCostOptions options;
   options.flops_per_second = 10;
   options.bytes_per_second = 10;
