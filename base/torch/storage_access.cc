@@ -97,4 +97,8 @@ void ShowStorage(c10::StorageImpl* storage) {
   storage->*Member(CheckFlag()) = false;
 }
 
+bool IsHidden(const c10::StorageImpl* storage) {
+  return storage->*Member(ThrowFlag());
+}
+
 }  // namespace tessera

@@ -39,6 +39,8 @@ void UnpointStorageAgain(c10::StorageImpl* storage, at::Device device);
 void HideStorage(c10::StorageImpl* storage);
 void HideStorageSaying(c10::StorageImpl* storage, std::string error);
 void ShowStorage(c10::StorageImpl* storage);
+// Whether an access would throw.
+bool IsHidden(const c10::StorageImpl* storage);
 
 }  // namespace tessera
 #endif  // BASE_TORCH_STORAGE_ACCESS_H_

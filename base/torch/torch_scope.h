@@ -24,6 +24,21 @@ class TorchScope {
   c10::AutoFwGradMode no_forward_ad_{false};
   c10::impl::ExcludeDispatchKeyGuard exclude_{
       c10::autocast_dispatch_keyset.add(kTagKey)};
+  class Depth {
+   public:
+    Depth() { ++t_depth; }
+    ~Depth() { --t_depth; }
+    static bool IsSet() { return t_depth > 0; }
+
+   private:
+    static inline thread_local int t_depth = 0;
+  };
+  Depth depth_;
+
+ public:
+  // Whether this thread is in one: who runs operators below autograd
+  // (base/above/below_autograd.h) need not follow them.
+  static bool IsSet() { return Depth::IsSet(); }
 };
 
 }  // namespace tessera

@@ -15,14 +15,11 @@
 #include "sharding/dispatch/stack_tensors.h"
 #include "sharding/trace/traced_memory.h"
 #include "torch/csrc/autograd/function.h"
-#include "torch/library.h"
 
 namespace tessera {
 namespace {
 
 thread_local Tracer* t_current = nullptr;
-
-constexpr c10::DispatchKey kFakeKey = c10::DispatchKey::Fake;
 
 bool IsPlain(const at::Tensor& t) {
   return t.has_storage() && t.layout() == at::kStrided && t.is_cpu();
@@ -30,17 +27,14 @@ bool IsPlain(const at::Tensor& t) {
 
 }  // namespace
 
-c10::DispatchKeySet BelowTracer(c10::DispatchKeySet keys) {
-  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFakeKey);
-}
-
 Tracer::Tracer(const TracerOptions& options, std::shared_ptr<TraceLog> log)
     : options_(options), log_(std::move(log)) {}
 
 Tracer::~Tracer() = default;
 
 Tracer::Scope::Scope(Tracer* tracer)
-    : seen_(c10::DispatchKeySet({kFakeKey, kAboveKey})),
+    : below_(tracer),
+      above_(c10::DispatchKeySet(kAboveKey)),
       no_tag_(c10::DispatchKeySet(kTagKey)) {
   TESSERA_CHECK(t_current == nullptr) << "traces are not nested";
   t_current = tracer;
@@ -176,8 +170,8 @@ void Tracer::Forget(const at::Tensor& written) {
   }
 }
 
-void Tracer::Run(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                 torch::jit::Stack* stack) {
+void Tracer::RunBelow(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                      torch::jit::Stack* stack) {
   const TracedOperator& info = InfoOf(op);
   TellUses(info, *stack);
   bool plain = true;
@@ -185,12 +179,12 @@ void Tracer::Run(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
       *stack, info.arguments,
       [&](const at::Tensor& t, size_t) { plain = plain && IsPlain(t); });
   if (info.kind == TracedOperator::Kind::kComposite || !plain) {
-    op.redispatchBoxed(BelowTracer(keys), stack);
+    op.redispatchBoxed(BelowBelow(keys), stack);
     return;
   }
   if (info.kind == TracedOperator::Kind::kView) {
-    c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(kFakeKey)};
-    op.redispatchBoxed(BelowTracer(keys), stack);
+    c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(kBelowKey)};
+    op.redispatchBoxed(BelowBelow(keys), stack);
     return;
   }
   // What an operator refuses is told with its name and module.
@@ -239,8 +233,8 @@ void Tracer::RunReally(const c10::OperatorHandle& op,
                          }
                        });
   {
-    c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(kFakeKey)};
-    op.redispatchBoxed(BelowTracer(keys), stack);
+    c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(kBelowKey)};
+    op.redispatchBoxed(BelowBelow(keys), stack);
   }
   const auto follow = [&](const at::Tensor& t, size_t) {
     if (!IsPlain(t)) return;
@@ -276,20 +270,4 @@ void Tracer::RunEqual(const c10::OperatorHandle& op, const TracedOperator& info,
                       self.strides() == other.strides());
 }
 
-namespace {
-
-void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-              torch::jit::Stack* stack) {
-  if (Tracer* const tracer = Tracer::Current()) {
-    tracer->Run(op, keys, stack);
-  } else {  // a thread that was given the keys alone
-    op.redispatchBoxed(BelowTracer(keys), stack);
-  }
-}
-
-TORCH_LIBRARY_IMPL(_, Fake, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&Fallback>());
-}
-
-}  // namespace
 }  // namespace tessera

@@ -33,6 +33,7 @@
 #include "ATen/core/stack.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "base/above/below_autograd.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
 #include "sharding/dispatch/operator_watch.h"
 #include "sharding/trace/meta_call.h"
@@ -42,11 +43,11 @@
 
 namespace tessera {
 
-class Tracer {
+class Tracer final : private BelowAutograd {
  public:
   // `log` null: nothing is recorded.
   Tracer(const TracerOptions& options, std::shared_ptr<TraceLog> log);
-  ~Tracer();
+  ~Tracer() override;
 
   // Makes this thread's operators run here while it lives. Scopes do not nest.
   class Scope {
@@ -57,7 +58,8 @@ class Tracer {
     Scope& operator=(const Scope&) = delete;
 
    private:
-    c10::impl::IncludeDispatchKeyGuard seen_;
+    BelowAutograd::Scope below_;
+    c10::impl::IncludeDispatchKeyGuard above_;
     c10::impl::ExcludeDispatchKeyGuard no_tag_;
     NoValues no_values_;
   };
@@ -73,10 +75,10 @@ class Tracer {
   void Begin(const at::Tensor& parameter) const;
   // Returns "[module] OPERATOR" with the module in use, for messages.
   std::string Where(const std::string& op) const;
-  void Run(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-           torch::jit::Stack* stack);
 
  private:
+  void RunBelow(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                torch::jit::Stack* stack) override;
   const TracedOperator& InfoOf(const c10::OperatorHandle& op);
 
   void TellUses(const TracedOperator& info, const torch::jit::Stack& stack);
@@ -134,9 +136,6 @@ class Tracer {
   // Meta storages that became fake ones in the running operator.
   std::vector<std::pair<const c10::StorageImpl*, c10::Storage>> adopted_;
 };
-
-// Returns the keys of `keys` that are below the tracer's.
-c10::DispatchKeySet BelowTracer(c10::DispatchKeySet keys);
 
 }  // namespace tessera
 #endif  // SHARDING_TRACE_TRACER_H_

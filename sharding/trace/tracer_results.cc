@@ -19,8 +19,7 @@ namespace {
 // What is computed on behalf of the tracer is not seen by it.
 class Unseen {
   at::AutoDispatchBelowADInplaceOrView below_;
-  c10::impl::ExcludeDispatchKeyGuard exclude_{
-      c10::DispatchKeySet(c10::DispatchKey::Fake)};
+  c10::impl::ExcludeDispatchKeyGuard exclude_{c10::DispatchKeySet(kBelowKey)};
 };
 
 // A tensor of the CPU over `storage`, as `like` lies over its own.
@@ -167,7 +166,7 @@ void Tracer::RunOnZeros(const c10::OperatorHandle& op,
   } else {
     Unseen unseen;
     results = call.OnZeros();
-    op.redispatchBoxed(BelowTracer(keys), &results);
+    op.redispatchBoxed(BelowBelow(keys), &results);
   }
   Return(info, call, results, stack);
 }
