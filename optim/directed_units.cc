@@ -84,8 +84,8 @@ absl::Status DirectedUnits::DescendByNorms(const std::vector<size_t>& units,
     AddTrustSums(unit, masters.View(), &sums);
   }
   Communicator* const comm = directed[0].flat->communicator();
-  TESSERA_RETURN_IF_ERROR(
-      SumOverRanks(comm->world_size(), CommTag{"trust ratios"}, comm, &sums));
+  TESSERA_RETURN_IF_ERROR(SumOverRanks({1, comm->world_size()},
+                                       CommTag{"trust ratios"}, comm, &sums));
   const std::vector<Completion> completions =
       TrustRatios(directed, sums, parts_.groups.options, parts_.groups.of);
   for (size_t i = 0; i < units.size(); ++i) {

@@ -202,7 +202,7 @@ absl::StatusOr<StepDecision> DecideOnDevice(const DeviceKernels& kernels,
                                             Communicator* comm) {
   NormFinish finish;
   finish.p = options.norm_type;
-  finish.group_size = ReplicaRanks(*flats[0], *comm);
+  finish.group_size = CopiesOver(*flats[0], *comm).neighbours;
   finish.divisor = divisor;
   finish.max_norm = options.max_norm;
   finish.skip_on_overflow = options.skip_on_overflow;

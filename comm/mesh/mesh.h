@@ -13,9 +13,10 @@
 //
 // Words, as torch's DeviceMesh and DeepSpeed have them: dp are the ranks that
 // have samples of their own; its two parts dp_replicate and dp_shard (HSDP) say
-// how states lie there. tp has the parts of one model's layers. The job is all
-// ranks, of which one prints and writes files. A mean or a count of samples is
-// over dp; a norm is over the job, where each element counts once.
+// how states lie there. tp has the parts of one model's layers, pp its layers
+// one after another. The job is all ranks, of which one prints and writes
+// files. A mean or a count of samples is over dp; a norm is over the job, where
+// each element counts once.
 //
 // Order. All groups of a mesh fail together (comm/watch/failure_domain.h), and
 // one communication thread issues their collectives in the order of the calls,
@@ -44,6 +45,7 @@ inline constexpr absl::string_view kDp = "dp";
 inline constexpr absl::string_view kDpReplicate = "dp_replicate";
 inline constexpr absl::string_view kDpShard = "dp_shard";
 inline constexpr absl::string_view kTp = "tp";
+inline constexpr absl::string_view kPp = "pp";
 
 struct MeshAxis {
   std::string name;

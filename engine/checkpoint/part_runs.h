@@ -26,7 +26,8 @@ struct PartRun {
 // number. Without a part the whole is one run.
 inline std::vector<PartRun> RunsOf(const std::optional<PartOfWhole>& part,
                                    Range elements, int64_t per) {
-  if (!part.has_value()) {
+  if (part.has_value() && part->stands_in()) return {};
+  if (!part.has_value() || part->of_pipeline()) {
     return {{elements.begin, elements.begin, elements.numel()}};
   }
   const PartOfWhole split = part->Split();

@@ -105,7 +105,10 @@ absl::Status ReadSegment(const Safetensors& file, const SafetensorsMatch& from,
                    segment.range.end - p.range.begin};
   const at::Tensor to = Slice(owned, {segment.range.begin - flat.owned().begin,
                                       segment.range.end - flat.owned().begin});
-  if (p.part.has_value()) return ReadRuns(file, from, p, mine, to);
+  if (p.part.has_value() && p.part->stands_in()) return absl::OkStatus();
+  if (p.part.has_value() && !p.part->of_pipeline()) {
+    return ReadRuns(file, from, p, mine, to);
+  }
   if (t.is_contiguous()) return file.Read(source, mine, to);
   const int64_t row = p.range.numel() / t.size(0);
   Range rows{0, t.size(0)};
@@ -138,7 +141,7 @@ struct Loading {
 
   // Returns what the file has of a parameter; null: nothing.
   const SafetensorsMatch* Find(const FlatParameter::Parameter& p) const {
-    const auto found = by_tensor.find(p.tensor.unsafeGetTensorImpl());
+    const auto found = by_tensor.find(p.of_module().unsafeGetTensorImpl());
     return found == by_tensor.end() ? nullptr : found->second;
   }
 };
@@ -224,7 +227,7 @@ absl::Status ReadPlain(const ShardedModel& model, Loading* loading) {
   absl::flat_hash_set<const void*> sharded;
   for (const auto& flat : model.flats()) {
     for (const FlatParameter::Parameter& p : flat->parameters()) {
-      sharded.insert(p.tensor.unsafeGetTensorImpl());
+      sharded.insert(p.of_module().unsafeGetTensorImpl());
     }
   }
   TorchScope scope;

@@ -110,13 +110,18 @@ std::vector<int64_t> SavedSizes(const FlatParameter::Parameter& p) {
 }
 
 std::vector<int64_t> SavedStrides(const FlatParameter::Parameter& p) {
-  return p.part.has_value() ? ContiguousStrides(p.part->sizes)
-                            : p.tensor.strides().vec();
+  if (!p.part.has_value()) return p.tensor.strides().vec();
+  return p.part->of_pipeline() ? p.part->strides
+                               : ContiguousStrides(p.part->sizes);
 }
 
 int64_t StateTable::WholeNumel(const Slot& slot) const {
   const FlatParameter& flat = FlatOf(slot.flat);
-  const std::optional<PartOfWhole>& part = flat.ParameterOfSlot(slot.slot).part;
+  const Parameter& p = flat.ParameterOfSlot(slot.slot);
+  const std::optional<PartOfWhole>& part = p.part;
+  if (part.has_value() && part->of_pipeline()) {
+    return part->WholeNumel() * NumbersPer(p.tensor);
+  }
   return flat.layout().slot(slot.slot).numel() *
          (part.has_value() ? part->parts : 1);
 }
@@ -164,7 +169,11 @@ StateTable::StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
   std::vector<std::tuple<int, int, int>> places;  // index, flat, slot
   for (size_t f = 0; f < flats_.size(); ++f) {
     for (const Parameter& p : flats_[f]->parameters()) {
-      seen.insert(p.tensor.unsafeGetTensorImpl());
+      const at::TensorImpl* const own = p.of_module().unsafeGetTensorImpl();
+      seen.insert(own);
+      if (own != p.tensor.unsafeGetTensorImpl()) {
+        names_[p.tensor.unsafeGetTensorImpl()] = names_[own];
+      }
       // A parameter that the module has let go of since has this name only.
       std::vector<std::string>& names = names_[p.tensor.unsafeGetTensorImpl()];
       if (names.empty()) names.push_back(p.name);

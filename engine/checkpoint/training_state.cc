@@ -242,8 +242,11 @@ void DescribeTraining(const TrainingState& state,
                       proto::CheckpointTraining* training) {
   training->set_world_size(state.comm()->world_size());
   training->set_stage(state.model.stage());
-  if (state.model.has_parts()) {
+  if (state.model.has_cuts()) {
     training->set_tensor_ranks(state.model.mesh().size(kTp));
+  }
+  if (state.model.has_stages()) {
+    training->set_pipeline_ranks(state.model.mesh().size(kPp));
   }
   training->set_config(ConfigToJson(state.config));
   training->set_libtorch(TORCH_VERSION);
@@ -306,6 +309,23 @@ absl::Status CheckCanBeHeld(const TrainingState& state,
 
 }  // namespace
 
+// A stage steps its own parameters alone.
+static absl::Status SyncCounts(const TrainingState& state) {
+  if (!state.model.has_stages() || state.optimizer() == nullptr) {
+    return absl::OkStatus();
+  }
+  std::vector<int64_t>& steps = state.optimizer()->counts().steps();
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
+                           AllGatherValues(state.model.pipeline().get(), steps,
+                                           CommTag{"steps of parameters"}));
+  for (const std::vector<int64_t>& one : all) {
+    for (size_t i = 0; i < steps.size(); ++i) {
+      steps[i] = std::max(steps[i], one[i]);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
                                             absl::string_view client_state) {
   TorchScope scope;
@@ -313,6 +333,7 @@ absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
                          state.model.module());
   TESSERA_RETURN_IF_ERROR(
       state.comm()->AgreeOk(CheckCanBeHeld(state, table), "saving"));
+  TESSERA_RETURN_IF_ERROR(SyncCounts(state));
   CheckpointContent content;
   content.head.set_step(state.place.step);
   table.Describe(&content.head);

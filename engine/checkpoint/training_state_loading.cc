@@ -185,7 +185,9 @@ class StateLoading {
     same_ranks_ = manifest_.files_size() == world_size &&
                   manifest_.training().world_size() == world_size &&
                   std::max(manifest_.training().tensor_ranks(), 1) ==
-                      state_.model.mesh().size(kTp);
+                      state_.model.mesh().size(kTp) &&
+                  std::max(manifest_.training().pipeline_ranks(), 1) ==
+                      state_.model.mesh().size(kPp);
     loaded_.step = manifest_.step();
     const proto::CheckpointTraining& training = manifest_.training();
     loaded_.skipped_steps = training.skipped_steps();

@@ -5,6 +5,7 @@
 
 #include "ATen/ops/cat.h"
 #include "ATen/ops/empty.h"
+#include "ATen/ops/full.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
@@ -15,15 +16,19 @@ namespace tessera {
 
 absl::Status CheckWhole(const ShardedModel& model, absl::string_view call) {
   if (!model.has_parts()) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat(
-      call, " with tensor_parallel.autotp_size ", model.mesh().size(kTp),
-      ": not available in this version; Engine::FullStateDict and "
-      "Engine::Master give whole values"));
+  const std::string axis =
+      model.has_cuts()
+          ? absl::StrCat("tensor_parallel.autotp_size ", model.mesh().size(kTp))
+          : absl::StrCat("pipeline.stages ", model.mesh().size(kPp));
+  return absl::UnimplementedError(
+      absl::StrCat(call, " with ", axis,
+                   ": not available in this version; Engine::FullStateDict and "
+                   "Engine::Master give whole values"));
 }
 
 absl::Status CheckSameLoss(const ShardedModel& model, const at::Tensor& loss,
                            std::optional<double> weight) {
-  if (!model.has_parts()) return absl::OkStatus();
+  if (!model.has_cuts()) return absl::OkStatus();
   return CatchTorch("loss", [&]() -> absl::Status {
     TorchScope scope;
     const std::vector<double> mine = {loss.item().toDouble(),
@@ -60,12 +65,41 @@ std::vector<int64_t> WholeSizes(const FlatParameter::Parameter& parameter) {
                                     : parameter.tensor.sizes().vec();
 }
 
+// Row-major on all ranks, whatever it is at home; undefined if it is so there.
+static absl::StatusOr<at::Tensor> FromHome(const ShardedModel& model,
+                                           const PartOfWhole& part,
+                                           const at::Tensor& value) {
+  Communicator& pipeline = *model.pipeline();
+  constexpr int64_t kUndefined = -1;
+  const at::Tensor head = at::full(
+      {1},
+      value.defined() ? static_cast<int64_t>(value.scalar_type()) : kUndefined,
+      at::kLong);
+  TESSERA_RETURN_IF_ERROR(
+      pipeline.Broadcast(head, part.home, {"dtype of a stage's parameter"})
+          .Wait());
+  const int64_t dtype = *head.const_data_ptr<int64_t>();
+  if (dtype == kUndefined) return at::Tensor();
+  const at::Tensor whole =
+      part.stands_in()
+          ? at::empty(part.sizes, static_cast<at::ScalarType>(dtype))
+          : value.contiguous();
+  TESSERA_RETURN_IF_ERROR(pipeline
+                              .Broadcast(whole.view({-1}), part.home,
+                                         {"value of a stage's parameter"})
+                              .Wait());
+  return whole;
+}
+
 absl::StatusOr<at::Tensor> JoinParts(const ShardedModel& model,
                                      const FlatParameter::Parameter& parameter,
                                      const at::Tensor& part) {
   if (!parameter.part.has_value()) return part;
   return CatchTorch(parameter.name, [&]() -> absl::StatusOr<at::Tensor> {
     TorchScope scope;
+    if (parameter.part->of_pipeline()) {
+      return FromHome(model, *parameter.part, part);
+    }
     const at::Tensor mine = part.contiguous().view({-1});
     const int64_t ranks = parameter.part->parts;
     const at::Tensor all = at::empty({ranks * mine.numel()}, mine.options());
@@ -85,6 +119,10 @@ absl::StatusOr<at::Tensor> JoinParts(const ShardedModel& model,
 at::Tensor PartIn(const at::Tensor& whole,
                   const FlatParameter::Parameter& parameter) {
   if (!parameter.part.has_value()) return whole;
+  if (parameter.part->of_pipeline()) {
+    return parameter.part->stands_in() ? at::zeros_like(parameter.tensor)
+                                       : whole;
+  }
   const PartOfWhole split = parameter.part->Split();
   const int64_t size =
       split.sizes[static_cast<size_t>(split.dim)] / split.parts;

@@ -1,5 +1,6 @@
-// Values of parameters that are divided over a tensor-parallel group: whole
-// from this rank's part, and the part from the whole.
+// Values of parameters that are divided over a tensor-parallel group, or are at
+// one stage of a pipeline: whole from this rank's part, and the part from the
+// whole.
 #ifndef ENGINE_MODEL_PART_VALUES_H_
 #define ENGINE_MODEL_PART_VALUES_H_
 
@@ -29,7 +30,8 @@ absl::Status CheckSameLoss(const ShardedModel& model, const at::Tensor& loss,
 // Returns the sizes of the whole parameter.
 std::vector<int64_t> WholeSizes(const FlatParameter::Parameter& parameter);
 // Returns the whole of which each rank of the group has `part`, a value of the
-// parameter's sizes and any dtype; `part` itself where it is not divided.
+// parameter's sizes and any dtype; `part` itself where it is not divided. Of a
+// pipeline it is its home's value, which may be undefined.
 // COLLECTIVE over the group. ResourceExhausted.
 absl::StatusOr<at::Tensor> JoinParts(const ShardedModel& model,
                                      const FlatParameter::Parameter& parameter,

@@ -5,14 +5,17 @@
 
 namespace tessera {
 
-absl::Status ShardedModel::MakeMesh(int tensor_ranks) {
+absl::Status ShardedModel::MakeMesh(int pipeline_ranks, int tensor_ranks) {
   TESSERA_ASSIGN_OR_RETURN(
       mesh_,
       Mesh::Create(
-          job_, {{std::string(kDp), job_->world_size() / tensor_ranks,
+          job_, {{std::string(kPp), pipeline_ranks, "stages"},
+                 {std::string(kDp),
+                  job_->world_size() / (pipeline_ranks * tensor_ranks),
                   "data parallel ranks"},
                  {std::string(kTp), tensor_ranks, "tensor parallel ranks"}}));
   TESSERA_RETURN_IF_ERROR(mesh_->MakeGroup(kDp));
+  if (pipeline_ranks > 1) TESSERA_RETURN_IF_ERROR(mesh_->MakeGroup(kPp));
   return tensor_ranks == 1 ? absl::OkStatus() : mesh_->MakeGroup(kTp);
 }
 

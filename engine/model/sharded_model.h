@@ -40,9 +40,10 @@ class ShardedModel {
   // ---- Engine::Create's, in this order ----
   void SetStage(int stage) { stage_ = stage; }
   // Makes the mesh: each `tensor_ranks` neighbours have the parts of the layers
-  // (kTp), the others have samples of their own (kDp). COLLECTIVE, unless one
-  // of them is all ranks; errors of Communicator::Split.
-  absl::Status MakeMesh(int tensor_ranks);
+  // (kTp), those that lie furthest apart the stages of a pipeline (kPp), the
+  // others have samples of their own (kDp). COLLECTIVE, unless one of them is
+  // all ranks; errors of Communicator::Split.
+  absl::Status MakeMesh(int pipeline_ranks, int tensor_ranks);
   // Flats are sharded over neighbours of kDp, `shards` at a time, whose groups
   // (kDpShard) hold replicas of each other (kDpReplicate). Otherwise as
   // MakeMesh.
@@ -67,7 +68,14 @@ class ShardedModel {
   const std::shared_ptr<Communicator>& tensor() const {
     return mesh_->group(kTp);
   }
-  bool has_parts() const { return mesh_->size(kTp) > 1; }
+  bool has_cuts() const { return mesh_->size(kTp) > 1; }
+  // The ranks that have the stages of a pipeline, likewise.
+  const std::shared_ptr<Communicator>& pipeline() const {
+    return mesh_->group(kPp);
+  }
+  bool has_stages() const { return mesh_->size(kPp) > 1; }
+  // Whether parameters are not whole on each rank.
+  bool has_parts() const { return has_cuts() || has_stages(); }
   // The ranks that a flat is sharded over, and those that own the same part of
   // it as this one; null: no other rank does.
   const std::shared_ptr<Communicator>& shard() const {

@@ -194,10 +194,11 @@ absl::StatusOr<std::vector<StepMetrics::Values>> ParameterHistograms::Make(
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::vector<HistogramRange>> all,
       AllGatherValues(comm, ranges, CommTag{"ranges of histograms"}));
-  const int shards = ReplicaRanks(*flats[0], *comm);
+  const RankCopies copies = CopiesOver(*flats[0], *comm);
   for (size_t h = 0; h < table.tags.size(); ++h) {
     HistogramRange whole;
-    for (int rank = 0; rank < shards; ++rank) {
+    for (int rank = 0; rank < comm->world_size(); ++rank) {
+      if (copies.CopyOf(rank) != 0) continue;
       whole.Merge(all[static_cast<size_t>(rank)][h]);
     }
     histograms.push_back({std::move(table.tags[h]), EmptyHistogram(whole)});
@@ -210,8 +211,11 @@ absl::StatusOr<std::vector<StepMetrics::Values>> ParameterHistograms::Make(
       kWhat));
   TESSERA_RETURN_IF_ERROR(CatchTorch(kWhat, [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(SumCounts(flats[0]->communicator(), &histograms));
-    return model_->has_parts() ? SumCounts(model_->tensor().get(), &histograms)
-                               : absl::OkStatus();
+    if (model_->has_stages()) {
+      return SumCounts(model_->pipeline().get(), &histograms);
+    }
+    return model_->has_cuts() ? SumCounts(model_->tensor().get(), &histograms)
+                              : absl::OkStatus();
   }));
   return histograms;
 }

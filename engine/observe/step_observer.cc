@@ -48,7 +48,7 @@ int64_t ParametersOf(const ShardedModel& model) {
   int64_t numel = 0;
   for (const auto& flat : model.flats()) {
     for (const auto& p : flat->parameters()) {
-      numel += p.tensor.numel() * (p.part.has_value() ? p.part->parts : 1);
+      numel += p.part.has_value() ? p.part->WholeNumel() : p.tensor.numel();
     }
   }
   return numel;
@@ -210,8 +210,11 @@ RankMetrics StepObserver::RankMetricsOf(const StepTimes& times,
                      : losses_.any() ? micro_batches
                                      : 0;
   mine.times = times;
-  // The ranks of a tensor-parallel group have the same ones.
-  mine.tokens = model_->mesh().coordinate(kTp) == 0 ? since_.tokens : 0;
+  // The ranks of a tensor-parallel group, and of a pipeline, have the same
+  // ones.
+  const bool counts = model_->mesh().coordinate(kTp) == 0 &&
+                      model_->mesh().coordinate(kPp) == 0;
+  mine.tokens = counts ? since_.tokens : 0;
   if (DataWaitIsTold()) {  // else the program has no loader that tells of it
     mine.data_wait =
         static_cast<double>(DataWaitNanos() - data_wait_before_) * 1e-9;

@@ -65,7 +65,7 @@ std::vector<std::string> DescribeUnits(const ShardedModel& model) {
     const std::string path = flat->name().substr(0, flat->name().find(' '));
     std::vector<std::string> others;
     for (const auto& p : flat->parameters()) {
-      numel += p.tensor.numel();
+      numel += p.of_module().numel();
       if (p.name == path || absl::StartsWith(p.name, absl::StrCat(path, "."))) {
         continue;
       }

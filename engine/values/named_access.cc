@@ -41,7 +41,8 @@ absl::StatusOr<at::Tensor> NamedAccess::Gradient(absl::string_view name) {
     TESSERA_ASSIGN_OR_RETURN(
         at::Tensor gradient,
         optimization_.gradients()->of(place.flat).Whole(place.parameter));
-    if (gradient.defined()) {
+    const auto& part = ParameterAt(place).part;
+    if (gradient.defined() || (part.has_value() && part->of_pipeline())) {
       TESSERA_ASSIGN_OR_RETURN(
           gradient, JoinParts(guard_->model(), ParameterAt(place), gradient));
     }
@@ -173,7 +174,10 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
                            AgreeOnValue(name, value, "Engine::SetGradient"));
   optimization_.gradients()->Enter();
   FlatGradient& gradient = optimization_.gradients()->of(place.flat);
-  if (!gradient.has_gradient(static_cast<size_t>(place.parameter))) {
+  const auto& of = ParameterAt(place).part;
+  const bool elsewhere = of.has_value() && of->stands_in();
+  if (!elsewhere &&
+      !gradient.has_gradient(static_cast<size_t>(place.parameter))) {
     return absl::FailedPreconditionError(absl::StrCat(
         "Engine::SetGradient: parameter '", name,
         "' has no gradient in this step; there must have been a Backward that "
@@ -184,6 +188,7 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
   return guard_->comm()->AgreeOk(
       CatchTorch("Engine::SetGradient",
                  [&]() -> absl::Status {
+                   if (elsewhere) return absl::OkStatus();
                    TorchScope scope;
                    TESSERA_ASSIGN_OR_RETURN(Raised raised,
                                             gradient.RaiseToChange());

@@ -43,7 +43,8 @@ absl::StatusOr<Values> GatherMasters(const ShardedModel& model, bool keeps) {
           JoinParts(model, parameters[i],
                     PlaceIn(whole, *flat, static_cast<int>(i))));
       if (!keeps) continue;
-      values[parameters[i].tensor.unsafeGetTensorImpl()] = CopyOnHost(joined);
+      values[parameters[i].of_module().unsafeGetTensorImpl()] =
+          CopyOnHost(joined);
     }
   }
   return values;

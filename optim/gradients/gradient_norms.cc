@@ -24,7 +24,7 @@ absl::StatusOr<std::vector<double>> GradientNorms(
     TorchScope scope;
     for (NormSum& sum : sums) sum.Finish();
   }));
-  TESSERA_RETURN_IF_ERROR(SumOverRanks(ReplicaRanks(*flats[0], *comm),
+  TESSERA_RETURN_IF_ERROR(SumOverRanks(CopiesOver(*flats[0], *comm),
                                        CommTag{"gradient norm"}, comm, &sums));
   std::vector<double> norms;
   for (const NormSum& sum : sums) norms.push_back(sum.Norm());

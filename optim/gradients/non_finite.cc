@@ -102,8 +102,9 @@ absl::StatusOr<std::vector<NonFiniteGradient>> FindNonFinite(
       const std::vector<std::string> all,
       comm->AllGatherStrings(*mine, CommTag{"gradients that are not finite"}));
   Found found;
-  const int group_size = ReplicaRanks(*flats[0], *comm);
-  for (int rank = 0; rank < group_size; ++rank) {
+  const RankCopies copies = CopiesOver(*flats[0], *comm);
+  for (int rank = 0; rank < comm->world_size(); ++rank) {
+    if (copies.CopyOf(rank) != 0) continue;
     TESSERA_RETURN_IF_ERROR(
         Merge(all[static_cast<size_t>(rank)], rank, &found));
   }

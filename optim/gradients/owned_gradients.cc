@@ -82,10 +82,11 @@ absl::Status VisitUnits(const How& how, const Flats& flats,
 
 }  // namespace
 
-int ReplicaRanks(const FlatParameter& flat, const Communicator& comm) {
-  const int replicas =
-      flat.replicas() == nullptr ? 1 : flat.replicas()->world_size();
-  return comm.world_size() / replicas;
+RankCopies CopiesOver(const FlatParameter& flat, const Communicator& comm) {
+  RankCopies copies;
+  if (flat.replicas() != nullptr) copies.copies = flat.replicas()->world_size();
+  copies.neighbours = comm.world_size() / copies.copies / flat.options().stages;
+  return copies;
 }
 
 absl::Status VisitShards(

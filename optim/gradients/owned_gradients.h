@@ -25,6 +25,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/layout/layout.h"
+#include "optim/norm/grad_norm.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/gradients.h"
 
@@ -42,9 +43,9 @@ using GradientParts = std::vector<GradientPart>;
 
 using ParameterFilter = std::function<bool(const FlatParameter::Parameter&)>;
 
-// Returns how many ranks of `comm`, all of the job in its order, have all
-// elements of the model together: each so many are replicas of the first.
-int ReplicaRanks(const FlatParameter& flat, const Communicator& comm);
+// Returns which ranks of `comm`, all of the job in its order, have all elements
+// of the model together.
+RankCopies CopiesOver(const FlatParameter& flat, const Communicator& comm);
 
 // Visits this rank's shards, also where it owns more: so each element counts on
 // one rank. `values` are complex where the parameter is. Leaves out units for

@@ -135,19 +135,19 @@ double NormSum::Norm() const {
                                       1 / static_cast<long double>(p_)));
 }
 
-absl::Status SumOverRanks(int64_t group_size, const CommTag& tag,
+absl::Status SumOverRanks(const RankCopies& copies, const CommTag& tag,
                           Communicator* comm, std::vector<NormSum>* sums) {
   std::vector<std::string> texts;
   for (const NormSum& sum : *sums) texts.push_back(sum.Serialize());
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> ranks,
       comm->AllGatherStrings(absl::StrJoin(texts, "\n"), tag));
-  const auto size = static_cast<size_t>(group_size);
   std::vector<NormSum> first;
-  for (size_t begin = 0; begin < ranks.size(); begin += size) {
+  for (int64_t copy = 0; copy < copies.copies; ++copy) {
     std::vector<NormSum> group;
     for (const NormSum& sum : *sums) group.emplace_back(sum.p());
-    for (size_t rank = begin; rank < begin + size; ++rank) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (copies.CopyOf(static_cast<int64_t>(rank)) != copy) continue;
       const std::vector<absl::string_view> theirs =
           absl::StrSplit(ranks[rank], '\n');
       if (theirs.size() != group.size()) {
@@ -159,13 +159,13 @@ absl::Status SumOverRanks(int64_t group_size, const CommTag& tag,
         TESSERA_RETURN_IF_ERROR(group[i].Merge(theirs[i]));
       }
     }
-    if (begin == 0) {
+    if (copy == 0) {
       first = std::move(group);
       continue;
     }
     for (size_t i = 0; i < group.size(); ++i) {
       if (group[i].Serialize() == first[i].Serialize()) continue;
-      return ReplicasDiffer(static_cast<int64_t>(begin), group_size);
+      return ReplicasDiffer(copy * copies.neighbours, copies.neighbours);
     }
   }
   *sums = std::move(first);

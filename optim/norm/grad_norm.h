@@ -78,12 +78,19 @@ class NormSum {
   ExactSum sum_;  // of the other block sums
 };
 
-// Makes each of `sums` the sum over the first `group_size` ranks of `comm`, a
-// shard group. The other groups are its replicas and must have the same sums:
-// ReplicasDiffer. All ranks have as many sums, each of the same p as the
-// others'; else DataLoss and Merge's errors. REQUIRES: NormSum::Finish of all.
-// COLLECTIVE: one small exchange.
-absl::Status SumOverRanks(int64_t group_size, const CommTag& tag,
+// Which ranks of a job have all elements of a model together: `copies` times,
+// and within a copy so many neighbours lie beside each other. With stages of a
+// pipeline, which are outermost, a copy is a run of neighbours of each stage.
+struct RankCopies {
+  int64_t copies = 1, neighbours = 1;
+  int64_t CopyOf(int64_t rank) const { return rank / neighbours % copies; }
+};
+
+// Makes each of `sums` the sum over the ranks of the first copy. The others are
+// its replicas and must have the same sums: ReplicasDiffer. All ranks have as
+// many sums, each of the same p as the others'; else DataLoss and Merge's
+// errors. REQUIRES: NormSum::Finish of all. COLLECTIVE: one small exchange.
+absl::Status SumOverRanks(const RankCopies& copies, const CommTag& tag,
                           Communicator* comm, std::vector<NormSum>* sums);
 // Returns the error that the gradients of ranks [first, first + group_size)
 // differ from those of the first `group_size`, whose replicas they are.

@@ -77,6 +77,9 @@ struct FlatParameterOptions {
   // The ranks that own the same part of the flat in all shard groups, in the
   // groups' order: PyTorch's HSDP. Null: there is one shard group.
   std::shared_ptr<Communicator> replicas;
+  // Of how many stages of a pipeline, outermost of a job's ranks, this flat's
+  // ranks are one.
+  int stages = 1;
   // A group of n consecutive ranks, n a divisor of the world size: a flat that
   // is freed after its forward leaves P / n elements on each of them, from
   // which its backward gathers. FSDP2's reshard_after_forward = n, DeepSpeed's
@@ -147,6 +150,11 @@ class FlatDescription {
     // As NamedParameter's.
     std::optional<PartOfWhole> part;
     bool counted_elsewhere = false;
+
+    // The module's own tensor, also where another stage has its values.
+    const at::Tensor& of_module() const {
+      return part.has_value() && part->of_pipeline() ? part->whole : tensor;
+    }
   };
   // The part of a parameter that this rank owns; never empty.
   struct Segment {

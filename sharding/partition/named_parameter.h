@@ -11,12 +11,26 @@
 
 namespace tessera {
 
-// Which part of a parameter a rank of a tensor-parallel group has.
+// Which part of a parameter a rank has: of those of a tensor-parallel group, or
+// of a pipeline, where one has all of it and the others nothing.
 struct PartOfWhole {
   std::vector<int64_t> sizes;  // of the whole
   int64_t dim = 0;             // along which it is cut into equal parts
   int64_t groups = 1;          // of that dimension, each of which is cut
   int index = 0, parts = 1;    // this one's place, and how many there are
+  // Of a pipeline: the place that has all of it; the others have a stand-in of
+  // one element, which is nobody's. -1: it is cut.
+  int home = -1;
+  std::vector<int64_t> strides;  // of a pipeline: the whole's
+  at::Tensor whole;              // of a pipeline: the module's own tensor
+
+  bool of_pipeline() const { return home >= 0; }
+  bool stands_in() const { return home >= 0 && home != index; }
+  int64_t WholeNumel() const {
+    int64_t numel = 1;
+    for (const int64_t size : sizes) numel *= size;
+    return numel;
+  }
 
   // Returns the same part with a dimension for the groups before the cut one.
   PartOfWhole Split() const {
@@ -43,8 +57,8 @@ struct NamedParameter {
   std::string unit;
   // Absent: each rank has the whole.
   std::optional<PartOfWhole> part;
-  // Another rank of the tensor-parallel group has the same elements and counts
-  // them in norms.
+  // Other ranks have the same elements and count them in norms, or it stands in
+  // for what they have.
   bool counted_elsewhere = false;
 };
 

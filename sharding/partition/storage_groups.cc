@@ -52,7 +52,9 @@ StorageGroups GroupByStorage(absl::Span<const NamedParameter> parameters) {
     if (is_new) storages.groups.emplace_back();
     StorageGroup& group = storages.groups[it->second];
     group.members.push_back(static_cast<int>(i));
-    group.numel += t.numel();
+    const auto& part = parameters[i].part;
+    group.numel +=
+        part.has_value() && part->stands_in() ? part->WholeNumel() : t.numel();
     storages.of.push_back(it->second);
   }
   return storages;

@@ -14,7 +14,7 @@ namespace tessera {
 
 struct StorageGroup {
   std::vector<int> members;  // parameters, in their order
-  int64_t numel = 0;         // their sum
+  int64_t numel = 0;         // their sum; of one that stands in, the whole's
 };
 
 struct StorageGroups {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/torch/storage_access.h"
 #include "base/torch_guard.h"
 #include "sharding/flat/registry.h"
 
@@ -15,6 +16,7 @@ namespace {
 // sure.
 bool MayChangeUnseen(const at::Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();
+  if (IsHidden(storage.unsafeGetStorageImpl())) return false;  // no values here
   if (storage.nbytes() == 0 || Registry::Global().Find(tensor)) return false;
   const bool borrowed = storage.data_ptr().get_context() == nullptr;
   return borrowed || (tensor.device().is_cpu() &&
@@ -76,6 +78,7 @@ void OutsideTensor::Copy() {
   if (stored_ != nullptr) return store_->AwaitOut(stored_);
   if (!IsUnchanged()) return;
   if (!alias_.has_storage() || Registry::Global().Find(alias_)) return;
+  if (IsHidden(alias_.storage().unsafeGetStorageImpl())) return;
   copy_ = CopyOf(alias_.storage());
   copied_ = true;
   alias_.reset();

@@ -5,6 +5,7 @@
 
 #include "ATen/ATen.h"
 #include "base/bits.h"
+#include "base/torch/storage_access.h"
 #include "base/torch/torch_scope.h"
 #include "torch/csrc/autograd/functions/basic_ops.h"
 #include "torch/csrc/autograd/variable.h"
@@ -47,6 +48,10 @@ at::Tensor InRole(const at::Tensor& tensor, GradRole role) {
 }
 
 uint64_t FingerprintOf(const at::Tensor& tensor) {
+  if (tensor.has_storage() &&
+      IsHidden(tensor.storage().unsafeGetStorageImpl())) {
+    return 0;
+  }
   TorchScope scope;
   at::Tensor plain = AliasOf(tensor).resolve_conj().resolve_neg();
   if (plain.layout() != at::kStrided) plain = plain.to_dense();

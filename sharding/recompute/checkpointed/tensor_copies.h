@@ -29,8 +29,8 @@ struct GradRole {
 // in place as such a tensor may.
 at::Tensor InRole(const at::Tensor& tensor, GradRole role);
 
-// Returns a fingerprint of the values, for any device and strides. Waits for
-// the device.
+// Returns a fingerprint of the values, for any device and strides; 0 where this
+// rank has none (a stage of a pipeline). Waits for the device.
 uint64_t FingerprintOf(const at::Tensor& tensor);
 
 }  // namespace tessera
