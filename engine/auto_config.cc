@@ -107,6 +107,11 @@ absl::StatusOr<proto::Config> AsTrained(
         absl::StrCat("it had tensor_parallel.autotp_size ", tensor_ranks,
                      ", not ", TensorRanksOf(config)));
   }
+  const int stages = std::max(training.pipeline_ranks(), 1);
+  if (stages != PipelineRanksOf(config)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "it had pipeline.stages ", stages, ", not ", PipelineRanksOf(config)));
+  }
   proto::Config made = config;
   proto::ZeroOptimization* const zero = made.mutable_zero_optimization();
   if (zero->auto_stage()) zero->set_stage(training.stage());
@@ -154,11 +159,19 @@ absl::StatusOr<proto::Config> AsTrained(
 
 absl::Status CheckCanDecide(const proto::Config& config,
                             const EngineOptions& options) {
-  if (options.planned_loss != nullptr) return absl::OkStatus();
   const char* const key = config.auto_micro_batch()
                               ? "train_micro_batch_size_per_gpu"
                               : KeyThatPlansDecide(config);
-  if (key == nullptr) return absl::OkStatus();
+  if (PipelineRanksOf(config) > 1) {
+    return absl::UnimplementedError(absl::StrCat(
+        "pipeline.stages ", PipelineRanksOf(config),
+        ": plans know models of one stage alone, so nothing is found for ",
+        key != nullptr ? key : "zero_optimization.stage",
+        " \"auto\": write the value"));
+  }
+  if (options.planned_loss != nullptr || key == nullptr) {
+    return absl::OkStatus();
+  }
   return absl::InvalidArgumentError(absl::StrCat(
       key,
       ": \"auto\" needs a plan: set EngineOptions::planned_loss, or write the "
@@ -354,7 +367,8 @@ absl::StatusOr<AutoConfig> DecideAuto(const torch::nn::Module& module,
         comm->AgreeOk(CheckCanDecide(decided.config, options), "auto"));
   }
   const bool plans =
-      left || (options.plan == nullptr && TensorRanksOf(config) == 1);
+      left || (options.plan == nullptr && TensorRanksOf(config) == 1 &&
+               PipelineRanksOf(config) == 1);
   if (options.planned_loss != nullptr && plans) {
     TESSERA_RETURN_IF_ERROR(
         DecideByPlan(module, options, left, comm, &decided));

@@ -113,7 +113,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
     return built;
   }
   ReturnMemory(impl->model());
-  SeedThisRank(impl->model().mesh().size(kTp));
+  const Mesh& mesh = impl->model().mesh();
+  SeedThisRank(mesh.size(kTp),
+               mesh.size(kPp) == 1 ? 0 : mesh.size(kDp) * mesh.size(kTp));
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 
@@ -156,7 +158,28 @@ AutocastScope::~AutocastScope() {
 }
 
 absl::Status Engine::Backward(const at::Tensor& loss, BackwardOptions options) {
+  if (pipeline_stages() > 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Engine::Backward with pipeline.stages ", pipeline_stages(),
+        ": a stage has several micro-batches under way; call "
+        "Engine::TrainBatch, or BackwardBatch and Step"));
+  }
   return impl_->trainer().Backward(loss, options);
+}
+absl::StatusOr<std::vector<at::Tensor>> Engine::BackwardBatch(
+    const MicroBatchLoss& loss, const BatchOptions& options) {
+  return impl_->BackwardBatch(loss, options);
+}
+absl::StatusOr<std::vector<at::Tensor>> Engine::TrainBatch(
+    const MicroBatchLoss& loss, const BatchOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<at::Tensor> losses,
+                           impl_->BackwardBatch(loss, options));
+  TESSERA_RETURN_IF_ERROR(Step());
+  return losses;
+}
+absl::StatusOr<at::Tensor> Engine::EvalBatch(
+    const std::function<absl::StatusOr<at::Tensor>()>& forward) {
+  return impl_->EvalBatch(forward);
 }
 absl::StatusOr<bool> Engine::AnyRankHasData(bool this_rank) {
   return impl_->trainer().AnyRankHasData(this_rank);
@@ -359,6 +382,10 @@ int Engine::data_rank() const { return impl_->model().mesh().coordinate(kDp); }
 const std::vector<TensorCut>& Engine::tensor_cuts() const {
   return impl_->tensor_cuts();
 }
+int Engine::pipeline_stage() const {
+  return impl_->model().mesh().coordinate(kPp);
+}
+int Engine::pipeline_stages() const { return impl_->model().mesh().size(kPp); }
 int Engine::stage() const { return impl_->model().stage(); }
 const std::string& Engine::auto_reason() const { return impl_->auto_reason(); }
 const proto::Config& Engine::config() const { return impl_->config(); }

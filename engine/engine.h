@@ -24,6 +24,7 @@
 #define ENGINE_ENGINE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -101,6 +102,27 @@ class Engine {
   // next ones, while all weights are 0). An error is returned here at once, and
   // on all ranks by the next Backward that reduces.
   absl::Status Backward(const at::Tensor& loss, BackwardOptions options = {});
+
+  // Runs the micro-batches of a step, gradient_accumulation_steps of them:
+  // `loss`, Backward and, except for the last, Step. Then call Step, or
+  // TrainBatch, which does. Returns the losses of this rank's samples, without
+  // a graph. With pipeline.stages it is the only way to train: each stage's
+  // ranks call `loss` for all micro-batches, whose order is the schedule's, and
+  // compute their own operators; the values of others must not be looked at
+  // (FailedPrecondition; docs/guide.md, "Layers on ranks of their own"). After
+  // an error with stages the engine trains no more; without them it does as
+  // after one of Backward. Errors of Backward, and those that `loss` returns or
+  // throws, of any rank.
+  // COLLECTIVE. DeepSpeed's train_batch.
+  absl::StatusOr<std::vector<at::Tensor>> BackwardBatch(
+      const MicroBatchLoss& loss, const BatchOptions& options = {});
+  absl::StatusOr<std::vector<at::Tensor>> TrainBatch(
+      const MicroBatchLoss& loss, const BatchOptions& options = {});
+  // Runs a forward without a graph. With pipeline.stages it is the only way to:
+  // its result is then the same on all ranks of a pipeline. DeepSpeed's
+  // eval_batch. COLLECTIVE as a forward; with stages over the pipeline.
+  absl::StatusOr<at::Tensor> EvalBatch(
+      const std::function<absl::StatusOr<at::Tensor>()>& forward);
 
   using NoSyncScope = tessera::NoSyncScope;
   using AutocastScope = tessera::AutocastScope;
@@ -365,6 +387,10 @@ class Engine {
   // for samplers and loaders. Those of a tensor-parallel group are one. LOCAL.
   int data_world_size() const;
   int data_rank() const;
+  // The stage of this rank, of a pipeline (pipeline.stages), and how many there
+  // are; 0 and 1 without one. LOCAL.
+  int pipeline_stage() const;
+  int pipeline_stages() const;
   // The parameters that are divided (EngineOptions::tensor_cuts). LOCAL.
   const std::vector<TensorCut>& tensor_cuts() const;
   int stage() const;

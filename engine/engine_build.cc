@@ -194,13 +194,16 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   if (settings_.muon.has_value()) {
     settings_.flats.part = PartsOf(groups_.groups());
   }
-  TESSERA_RETURN_IF_ERROR(model_.MakeMesh(TensorRanksOf(config_)));
+  TESSERA_RETURN_IF_ERROR(
+      model_.MakeMesh(PipelineRanksOf(config_), TensorRanksOf(config_)));
   TESSERA_RETURN_IF_ERROR(DivideLayers(options, &partition->units));
+  TESSERA_RETURN_IF_ERROR(MakeStages(options, &partition->units));
   absl::StatusOr<std::vector<FlatPlan>> laid_out =
       LayOut(partition->units, trainable);
   if (!laid_out.ok()) {
     (void)model_.comm()->AgreeOk(laid_out.status(), "Engine::Create");
-    const absl::Status whole = parts_.GiveBack();
+    absl::Status whole = parts_.GiveBack();
+    whole.Update(stages_.GiveBack());
     return whole.ok() ? laid_out.status()
                       : NotGivenBack(laid_out.status(), whole);
   }
@@ -222,6 +225,7 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
         "buffer_dtype");
   }
   if (taken.ok()) taken = MakeBufferSync();
+  if (taken.ok()) taken = MakePipeline();
   if (taken.ok()) {
     taken = model_.comm()->AgreeOk(MakeRecomputed(partition->units),
                                    "Engine::Create");
@@ -236,7 +240,7 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
     guard_->stream()->SetBeforeWrite([this] { saver_.Detach(); });
   }
   InstallSavedTensorHooks();
-  if (model_.has_parts()) settings_.gradients.together = model_.mesh().job();
+  if (model_.has_cuts()) settings_.gradients.together = model_.mesh().job();
   optimization_.SetGradients(
       std::make_unique<Gradients>(model_.flats(), model_.mesh().group(kDp),
                                   settings_.gradients, std::move(expected)));
@@ -347,6 +351,17 @@ absl::Status Engine::Impl::MakeObserver(const EngineOptions& options) {
       observer_, StepObserver::Create(&model_, &config_, &monitor_,
                                       {plan_.get(), options.metrics_writers}));
   trainer_.SetObserver(observer_.get());
+  return absl::OkStatus();
+}
+
+// When parameters have the memory that they train in.
+absl::Status Engine::Impl::MakePipeline() {
+  if (!model_.has_stages()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(
+      pipeline_, PipelineBatches::Create(
+                     &model_, ScheduleOf(config_),
+                     static_cast<int>(config_.gradient_accumulation_steps()),
+                     stages_.parameters()));
   return absl::OkStatus();
 }
 

@@ -132,6 +132,7 @@ Engine::Impl::FlatParameterOptionsOfAll(absl::Span<const FlatPlan> flats) {
   for (const auto& flat : flats) {
     options.push_back(FlatParameterOptionsOf(settings_, flat, model_.stage()));
     options.back().replicas = model_.replicas();
+    options.back().stages = model_.mesh().size(kPp);
   }
   TESSERA_ASSIGN_OR_RETURN(auto stream, PutInTiers(settings_.offload, flats,
                                                    model_.shard()->world_size(),

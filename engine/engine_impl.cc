@@ -80,7 +80,8 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module,
     : config_(std::move(config)),
       plan_(options.plan),
       settings_(SettingsOf(config_, options,
-                           comm->world_size() / TensorRanksOf(config_))),
+                           comm->world_size() / TensorRanksOf(config_) /
+                               PipelineRanksOf(config_))),
       model_(std::move(module), std::move(comm)),
       life_(&optimization_),
       guard_(std::make_shared<UpdateGuard>(&model_, &life_,
@@ -168,7 +169,9 @@ absl::Status Engine::Impl::Close() {
       return released;
     }
   }
-  const absl::Status whole = parts_.GiveBack();
+  pipeline_.reset();
+  absl::Status whole = parts_.GiveBack();
+  if (whole.ok()) whole = stages_.GiveBack();
   if (!whole.ok()) {
     model_.comm()->Announce(whole);
     return whole;
@@ -192,6 +195,45 @@ absl::Status NotGivenBack(const absl::Status& why, const absl::Status& given) {
       absl::StrCat(why.message(),
                    "; and the module's parameters could not be given back: ",
                    given.message()));
+}
+
+absl::StatusOr<std::vector<at::Tensor>> Engine::Impl::BackwardBatch(
+    const MicroBatchLoss& loss, const BatchOptions& options) {
+  TESSERA_RETURN_IF_ERROR(life_.CheckOpen());
+  const int64_t count = config_.gradient_accumulation_steps();
+  const auto weights = static_cast<int64_t>(options.weights.size());
+  if (weights != 0 && weights != count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("BatchOptions::weights: expected ", count,
+                     " (gradient_accumulation_steps), or none, got ", weights));
+  }
+  if (pipeline_ != nullptr) {
+    return pipeline_->Backward(loss, options, &trainer_);
+  }
+  std::vector<at::Tensor> losses;
+  for (int64_t i = 0; i < count; ++i) {
+    const absl::StatusOr<at::Tensor> one =
+        CatchTorch("forward", [&] { return loss(i); });
+    if (!one.ok()) {  // the others learn it, and do not wait
+      return trainer_.Backward(at::Tensor(), {}, one.status());
+    }
+    BackwardOptions how;
+    if (weights > 0) how.weight = options.weights[static_cast<size_t>(i)];
+    TESSERA_RETURN_IF_ERROR(trainer_.Backward(*one, how));
+    losses.push_back(one->detach());
+    if (i + 1 < count) TESSERA_RETURN_IF_ERROR(trainer_.Step());
+  }
+  return losses;
+}
+
+absl::StatusOr<at::Tensor> Engine::Impl::EvalBatch(
+    const std::function<absl::StatusOr<at::Tensor>()>& forward) {
+  TESSERA_RETURN_IF_ERROR(life_.CheckOpen());
+  if (pipeline_ != nullptr) {
+    return pipeline_->Evaluate(forward);
+  }
+  const at::NoGradGuard no_grad;
+  return CatchTorch("forward", [&] { return forward(); });
 }
 
 absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,

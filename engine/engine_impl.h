@@ -15,8 +15,9 @@
 #include "engine/build/converted_buffers.h"
 #include "engine/build/process_settings.h"
 #include "engine/build/settings.h"
-#include "engine/build/tensor_parts.h"
 #include "engine/checkpoint/saver.h"
+#include "engine/divide/pipeline_stages.h"
+#include "engine/divide/tensor_parts.h"
 #include "engine/engine.h"
 #include "engine/model/engine_life.h"
 #include "engine/model/optimization.h"
@@ -26,6 +27,7 @@
 #include "engine/model/write_checks.h"
 #include "engine/observe/monitor.h"
 #include "engine/observe/step_observer.h"
+#include "engine/train/pipeline_batches.h"
 #include "engine/train/trainer.h"
 #include "engine/values/named_access.h"
 #include "sharding/partition/flat_plan.h"
@@ -43,6 +45,10 @@ class Engine::Impl {
   absl::Status Build(const EngineOptions& options);
   // These calls are Engine's of the same names.
   absl::Status Close();
+  absl::StatusOr<std::vector<at::Tensor>> BackwardBatch(
+      const MicroBatchLoss& loss, const BatchOptions& options);
+  absl::StatusOr<at::Tensor> EvalBatch(
+      const std::function<absl::StatusOr<at::Tensor>()>& forward);
   absl::Status SaveCheckpoint(const std::string& dir,
                               absl::string_view client_state,
                               SaveOptions options);
@@ -82,6 +88,9 @@ class Engine::Impl {
                                                   const EngineOptions& options);
   absl::Status DivideLayers(const EngineOptions& options,
                             std::vector<UnitPlan>* units);
+  void LogStages(const PipelinePlan& plan) const;
+  absl::Status MakeStages(const EngineOptions& options,
+                          std::vector<UnitPlan>* units);
   absl::Status ChooseStage(absl::Span<const UnitPlan> units,
                            const std::vector<bool>& trainable);
   absl::StatusOr<std::vector<FlatPlan>> LayOut(
@@ -96,6 +105,7 @@ class Engine::Impl {
                             std::vector<FlatParameterOptions>* options);
   absl::StatusOr<std::shared_ptr<Communicator>> ReshardGroup();
   absl::Status MakeOptimizer();
+  absl::Status MakePipeline();
   absl::Status MakeBufferSync();
   absl::Status MakeRecomputed(absl::Span<const UnitPlan> units);
   absl::Status MakeObserver(const EngineOptions& options);
@@ -127,6 +137,8 @@ class Engine::Impl {
   // In force from Create until Close.
   std::vector<TensorCut> cuts_;
   TensorParts parts_;
+  PipelineStages stages_;
+  std::unique_ptr<PipelineBatches> pipeline_;  // null: there is one stage
   ConvertedBuffers buffers_;
   ProcessSettings process_;
 };

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/log.h"
 #include "base/status.h"
@@ -11,7 +12,7 @@
 #include "config/config.h"
 #include "engine/auto_config.h"
 #include "engine/build/initial_sync.h"
-#include "engine/build/tensor_parts.h"
+#include "engine/divide/tensor_parts.h"
 #include "engine/engine_impl.h"
 #include "engine/plan/replay/planned_flat.h"
 #include "engine/plan/stage_choice.h"
@@ -76,7 +77,7 @@ absl::Status Engine::Impl::MoveTo(std::optional<at::Device> device) {
 // After the ranks' modules were found to be equal, since parts are not.
 absl::Status Engine::Impl::DivideLayers(const EngineOptions& options,
                                         std::vector<UnitPlan>* units) {
-  if (!model_.has_parts()) return absl::OkStatus();
+  if (!model_.has_cuts()) return absl::OkStatus();
   absl::StatusOr<std::vector<TensorCut>> cuts =
       CatchTorch(kKey, [&]() -> absl::StatusOr<std::vector<TensorCut>> {
         if (!constructed_) {
@@ -109,6 +110,53 @@ absl::Status Engine::Impl::DivideLayers(const EngineOptions& options,
                           << TensorRanksOf(config_)
                           << " ranks: " << cuts_.size()
                           << " parameters are divided";
+  return absl::OkStatus();
+}
+
+// Says how long stages wait at least: a backward takes twice a forward.
+void Engine::Impl::LogStages(const PipelinePlan& plan) const {
+  PipelineSpeeds speeds;
+  speeds.schedule = ScheduleOf(config_);
+  speeds.micro_batches =
+      static_cast<int>(config_.gradient_accumulation_steps());
+  for (const double share : plan.share) {
+    speeds.stages.push_back({share / 3, share * 2 / 3});
+  }
+  double idle = 0;
+  const PipelineTimes times = PipelineTimesOf(speeds);
+  for (const PipelineTimes::Stage& stage : times.stages) {
+    idle += stage.idle_share / static_cast<double>(times.stages.size());
+  }
+  TESSERA_LOG_RANK0(INFO) << absl::StrFormat(
+      "pipeline of %d stages: %s; with %d micro-batches they wait for each "
+      "other for about %.0f %% of a step",
+      plan.share.size(), plan.reason, speeds.micro_batches, 100 * idle);
+}
+
+// As DivideLayers, of a pipeline.
+absl::Status Engine::Impl::MakeStages(const EngineOptions& options,
+                                      std::vector<UnitPlan>* units) {
+  if (!model_.has_stages()) return absl::OkStatus();
+  constexpr char kStages[] = "pipeline.stages";
+  absl::StatusOr<PipelinePlan> plan =
+      CatchTorch(kStages, [&]() -> absl::StatusOr<PipelinePlan> {
+        if (!constructed_) {
+          return ChooseStages(config_, settings_, groups_.groups(), options,
+                              model_.module(), *units);
+        }
+        return absl::UnimplementedError(absl::StrCat(
+            kStages, " ", model_.mesh().size(kPp),
+            ": ConstructSharded made the module, and its parameters are not "
+            "whole on any rank: construct it as usual"));
+      });
+  TESSERA_RETURN_IF_ERROR(model_.comm()->AgreeOk(plan.status(), kStages));
+  TESSERA_RETURN_IF_ERROR(CheckSame(absl::StrJoin(plan->stage, " "),
+                                    "list of stages", model_.comm()));
+  TESSERA_RETURN_IF_ERROR(model_.comm()->AgreeOk(
+      stages_.Divide(plan->stage, model_.pipeline(),
+                     settings_.flats.working_dtype, units),
+      kStages));
+  LogStages(*plan);
   return absl::OkStatus();
 }
 

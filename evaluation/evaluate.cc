@@ -76,7 +76,11 @@ class Evaluation {
              const EvaluateOptions& options)
       : engine_(engine),
         comm_(engine->communicator().get()),
-        tensor_ranks_(comm_->world_size() / engine->data_world_size()),
+        counts_(engine->pipeline_stage() == 0 &&
+                comm_->rank() %
+                        (comm_->world_size() / engine->data_world_size() /
+                         engine->pipeline_stages()) ==
+                    0),
         metrics_(metrics),
         options_(options) {}
 
@@ -104,9 +108,7 @@ class Evaluation {
   // Makes one forward, on all ranks; returns the error of any. What is added
   // counts if `counts`.
   absl::Status Forward(bool counts, absl::FunctionRef<absl::Status()> add) {
-    // The ranks of a tensor-parallel group have the same samples.
-    const bool first = comm_->rank() % tensor_ranks_ == 0;
-    for (Metric* metric : metrics_) metric->counts_ = counts && first;
+    for (Metric* metric : metrics_) metric->counts_ = counts && counts_;
     const absl::Status mine = CatchTorch(kWhere, [&] {
       const AutocastScope autocast(engine_);
       return add();
@@ -137,7 +139,9 @@ class Evaluation {
 
   Engine* const engine_;
   Communicator* const comm_;
-  const int tensor_ranks_;
+  // The ranks of a tensor-parallel group, and of a pipeline, have the same
+  // samples: one of them counts.
+  const bool counts_;
   const std::vector<Metric*>& metrics_;
   const EvaluateOptions& options_;
   EvalScope* eval_ = nullptr;  // while rounds run

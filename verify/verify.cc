@@ -96,7 +96,11 @@ class Verifier {
                                       const at::Tensor& generator) const;
   at::Tensor LossUnderAutocast(torch::nn::Module& module, int rank,
                                int64_t micro_batch) const;
-  int data_rank() const { return comm_->rank() / tensor_ranks_; }
+  int data_rank() const { return DataRank(comm_->rank()); }
+  int DataRank(int rank) const {
+    return rank % (comm_->world_size() / PipelineRanksOf(config_)) /
+           TensorRanksOf(config_);
+  }
   std::string Where() const {
     return absl::StrCat("step ", step_, " of ", options_.steps);
   }
@@ -106,7 +110,6 @@ class Verifier {
   const VerifyOptions& options_;
   const std::shared_ptr<Communicator> comm_;
   const bool exact_;
-  const int tensor_ranks_ = TensorRanksOf(config_);
   std::shared_ptr<torch::nn::Module> module_;
   std::unique_ptr<Engine> engine_;
   std::vector<std::string> names_;  // of distinct parameters
@@ -163,24 +166,20 @@ absl::Status Verifier::MakeOracle(const Oracle::MakeModule& make) {
 }
 
 absl::Status Verifier::TrainStep() {
-  losses_.clear();
   const auto micro_batches =
       static_cast<int>(config_.gradient_accumulation_steps());
-  for (int i = 0; i < micro_batches; ++i) {
-    const int64_t number = static_cast<int64_t>(step_) * micro_batches + i;
-    BackwardOptions backward;
-    if (options_.weight) {
-      backward.weight = options_.weight(data_rank(), number);
-    }
-    at::Tensor loss;
-    {
-      const Engine::AutocastScope autocast(engine_.get());
-      loss = loss_(*module_, data_rank(), number);
-    }
-    TESSERA_RETURN_IF_ERROR(engine_->Backward(loss, backward));
-    losses_.push_back(loss.detach());
-    if (i + 1 < micro_batches) TESSERA_RETURN_IF_ERROR(engine_->Step());
+  const int64_t first = static_cast<int64_t>(step_) * micro_batches;
+  BatchOptions options;
+  for (int i = 0; options_.weight && i < micro_batches; ++i) {
+    options.weights.push_back(options_.weight(data_rank(), first + i));
   }
+  TESSERA_ASSIGN_OR_RETURN(
+      losses_, engine_->BackwardBatch(
+                   [&](int64_t i) {
+                     const Engine::AutocastScope autocast(engine_.get());
+                     return loss_(*module_, data_rank(), first + i);
+                   },
+                   options));
   for (const std::string& name : names_) {
     TESSERA_ASSIGN_OR_RETURN(at::Tensor gradient, engine_->Gradient(name));
     if (comm_->rank() == 0) gradients_[name] = std::move(gradient);
@@ -229,11 +228,10 @@ absl::Status Verifier::CompareOnRank0(const std::vector<std::string>& lines) {
     TESSERA_RETURN_IF_ERROR(CompareMaster(name));
   }
   for (int r = 0; r < comm_->world_size(); ++r) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const std::string expected,
-        LinesOf(oracle_->module(r / tensor_ranks_),
-                losses[static_cast<size_t>(r / tensor_ranks_)],
-                oracle_->generator_state(r / tensor_ranks_)));
+    TESSERA_ASSIGN_OR_RETURN(const std::string expected,
+                             LinesOf(oracle_->module(DataRank(r)),
+                                     losses[static_cast<size_t>(DataRank(r))],
+                                     oracle_->generator_state(DataRank(r))));
     const std::string difference =
         FirstLineThatDiffers(expected, lines[static_cast<size_t>(r)]);
     if (difference.empty()) continue;

@@ -63,8 +63,8 @@ struct VerifyReport {
   std::string ToString() const;
 };
 
-// With tensor_parallel a rank, in what follows, is one that has samples of its
-// own (Engine::data_rank).
+// With tensor_parallel or a pipeline a rank, in what follows, is one that has
+// samples of its own (Engine::data_rank).
 //
 // `make` builds the model, and gives the same one after the same seed; rank 0
 // also calls it alone, so it is plain (no ConstructSharded). `loss` returns a

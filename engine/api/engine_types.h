@@ -14,6 +14,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/step_memory/held_memory.h"
@@ -148,6 +149,16 @@ struct BackwardOptions {
   bool add_outside = false;
 };
 
+// The forward of a micro-batch of a step, 0 to gradient_accumulation_steps - 1,
+// to its loss (Engine::Backward says what it may be), or an error of its data.
+using MicroBatchLoss =
+    std::function<absl::StatusOr<at::Tensor>(int64_t micro_batch)>;
+
+struct BatchOptions {
+  // BackwardOptions::weight of each micro-batch; empty: none has one.
+  std::vector<double> weights;
+};
+
 // Updates of offloaded states on this rank.
 struct OffloadReport {
   int64_t bytes_read = 0, bytes_written = 0;  // to and from nvme
@@ -160,6 +171,20 @@ struct OffloadReport {
   // (sharding.offload.early_step); on a device, which decides later, those of
   // the previous step.
   int64_t early_units = 0;
+};
+
+// Times of a step's micro-batches on this rank, a stage of a pipeline
+// (pipeline.stages).
+struct PipelineReport {
+  int stage = 0, stages = 1;
+  int64_t micro_batches = 0;
+  // Time in forwards and backwards, without waits for values of other stages.
+  absl::Duration forward, backward;
+  absl::Duration waited;   // for these
+  int64_t sent_bytes = 0;  // to other stages
+  // The part of the time that was waited, and what it is where all stages take
+  // equal times and values come at once: (p - 1) / (m + p - 1).
+  double idle_share = 0, bubble = 0;
 };
 
 // The outcome of the last optimizer step.
@@ -198,6 +223,8 @@ struct StepReport {
   // Offloaded updates since the previous step; of this step's own update it has
   // what was done when Step returned. Empty without offload.
   OffloadReport offload;
+  // Times of the step's micro-batches; empty without pipeline.stages.
+  PipelineReport pipeline;
   // Peak memory of the process from the end of the previous optimizer step (or
   // Create) to the end of this one: of what kind, when, and the activations of
   // each unit.

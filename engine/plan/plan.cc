@@ -83,6 +83,12 @@ absl::StatusOr<PlanReport> Plan(const torch::nn::Module& module,
         ": plans know whole layers alone; plan with 1, which is an upper bound "
         "of memory"));
   }
+  if (PipelineRanksOf(resolved) > 1) {
+    return absl::UnimplementedError(absl::StrCat(
+        "Plan: pipeline.stages ", PipelineRanksOf(resolved),
+        ": plans know models of one stage alone; plan with 1, which is an "
+        "upper bound of memory, or read what Engine::Create logs"));
+  }
   TESSERA_RETURN_IF_ERROR(CheckCustom(resolved, options.optimizer));
   if (const char* const key = KeyThatPlansDecide(resolved)) {
     return absl::InvalidArgumentError(

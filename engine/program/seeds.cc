@@ -26,14 +26,15 @@ void SeedAll(uint64_t seed, const World& world) {
   g_seeds = {seed, world.rank()};
 }
 
-void SeedThisRank(int alike) {
+void SeedThisRank(int alike, int stage_ranks) {
   std::optional<Seeds> seeds;
   {
     absl::MutexLock lock(&g_mutex);
     seeds.swap(g_seeds);
   }
   if (!seeds.has_value()) return;
-  at::manual_seed(seeds->seed + 1 + static_cast<uint64_t>(seeds->rank / alike));
+  const int rank = stage_ranks > 0 ? seeds->rank % stage_ranks : seeds->rank;
+  at::manual_seed(seeds->seed + 1 + static_cast<uint64_t>(rank / alike));
 }
 
 }  // namespace tessera

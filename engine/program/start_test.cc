@@ -255,12 +255,12 @@ TEST_F(StartTest, SeedsAreTheSameAndThenTheRanksOwn) {
   const at::Tensor with_7 = drawn(7), with_8 = drawn(8);
   SeedAll(7, *job.world);
   EXPECT_TRUE(at::equal(at::rand({4}), with_7));
-  SeedThisRank(/*alike=*/1);
+  SeedThisRank(/*alike=*/1, /*stage_ranks=*/0);
   EXPECT_TRUE(at::equal(at::rand({4}), with_8));
   // Once: the next engine changes nothing.
   const at::Tensor after = drawn(9);
   at::manual_seed(9);
-  SeedThisRank(/*alike=*/1);
+  SeedThisRank(/*alike=*/1, /*stage_ranks=*/0);
   EXPECT_TRUE(at::equal(at::rand({4}), after));
 }
 

@@ -114,7 +114,8 @@ bool Trainer::MayNest(const at::Tensor& loss) const {
 }
 
 absl::Status Trainer::Backward(const at::Tensor& loss,
-                               const BackwardOptions& options) {
+                               const BackwardOptions& options,
+                               const absl::Status& forward) {
   TESSERA_RETURN_IF_ERROR(guard_->life().CheckOpen());
   TESSERA_RETURN_IF_ERROR(CheckReducesInBackward());
   if (recomputed_ != nullptr) recomputed_->EndForward();
@@ -125,7 +126,8 @@ absl::Status Trainer::Backward(const at::Tensor& loss,
   {
     const StepMemory::PhaseScope phase(MemoryPhase::kBackward);
     const TraceScope trace(TraceTrack::kMain, "backward");
-    status = refusals.In(EndStepsInBackward(RunBackward(loss, options)));
+    status =
+        refusals.In(EndStepsInBackward(RunBackward(loss, options, forward)));
   }
   tracer_.EndBackward();
   if (status.ok() && options.weight != 0.0) {
@@ -136,8 +138,10 @@ absl::Status Trainer::Backward(const at::Tensor& loss,
 }
 
 absl::Status Trainer::RunBackward(const at::Tensor& loss,
-                                  const BackwardOptions& options) {
+                                  const BackwardOptions& options,
+                                  const absl::Status& forward) {
   absl::Status wrong = optimization_.gradients()->TakeLooks();
+  wrong.Update(forward);
   wrong.Update(TakeZeroGrad());
   wrong.Update(guard_->life().CheckNotSummoned());
   wrong.Update(guard_->life().CheckNotAveraged());

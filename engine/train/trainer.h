@@ -76,7 +76,16 @@ class Trainer {
     tracer_.End();
   }
 
-  absl::Status Backward(const at::Tensor& loss, const BackwardOptions& options);
+  // Sets what the micro-batches of the step took, for its report.
+  void SetPipelineReport(const PipelineReport& report) { pipeline_ = report; }
+  // Says that a forward has ended whose Backward may come after others.
+  void EndForward() {
+    if (recomputed_ != nullptr) recomputed_->EndForward();
+  }
+  // `forward`: how the forward has ended; its error is Backward's, on all
+  // ranks.
+  absl::Status Backward(const at::Tensor& loss, const BackwardOptions& options,
+                        const absl::Status& forward = absl::OkStatus());
   absl::Status Step();
   absl::Status ZeroGrad();
   absl::Status SetOption(absl::string_view group, absl::string_view option,
@@ -94,6 +103,9 @@ class Trainer {
   void NoteParameters() { known_parameters_.Note(guard_->model().module()); }
   void ChangeNoSync(int by) { no_sync_ += by; }
   void NoteAutocast() { autocast_seen_ = true; }
+  // Returns whether it was noted since the last call or Step: forwards of
+  // several micro-batches may run before the first Backward.
+  bool TakeAutocast() { return std::exchange(autocast_seen_, false); }
   void NoteManaged() { watch_.NoteManaged(); }
   // Returns FailedPrecondition in the middle of a step, or CheckNotFailed's
   // error.
@@ -186,7 +198,8 @@ class Trainer {
   absl::Status JudgeOutcome();
   absl::Status TakeOutcome();
   absl::Status RunBackward(const at::Tensor& loss,
-                           const BackwardOptions& options);
+                           const BackwardOptions& options,
+                           const absl::Status& forward);
   // trainer_step.cc
   absl::Status OptimizerStep();
   void CountStep(const std::vector<OptimizerOptions>& options,
@@ -217,6 +230,7 @@ class Trainer {
   StepMemoryReporter memory_;
   StepTracer tracer_;
   StepObserver* observer_ = nullptr;
+  PipelineReport pipeline_;       // of the step's micro-batches
   OffloadReport offload_;         // since Create, when the last step was made
   int no_sync_ = 0;               // NoSyncScopes
   bool autocast_seen_ = false;    // since the last Step

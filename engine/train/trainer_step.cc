@@ -147,6 +147,7 @@ void Trainer::CountStep(const std::vector<OptimizerOptions>& options,
     report_.recompute = recomputed_->TakeReport();
   }
   report_.loss_scale = optimization_.loss_scale();
+  report_.pipeline = std::exchange(pipeline_, {});
   ReportOffload();
 }
 

@@ -5,8 +5,8 @@
 //                 |
 //   part       [4, 4], rows 4 to 7 on rank 1: the engine's parameter, which is
 //              sharded again over the ranks that have the same part
-#ifndef ENGINE_BUILD_TENSOR_PARTS_H_
-#define ENGINE_BUILD_TENSOR_PARTS_H_
+#ifndef ENGINE_DIVIDE_TENSOR_PARTS_H_
+#define ENGINE_DIVIDE_TENSOR_PARTS_H_
 
 #include <memory>
 #include <vector>
@@ -54,4 +54,4 @@ class TensorParts {
 };
 
 }  // namespace tessera
-#endif  // ENGINE_BUILD_TENSOR_PARTS_H_
+#endif  // ENGINE_DIVIDE_TENSOR_PARTS_H_

@@ -1,4 +1,4 @@
-#include "engine/build/tensor_parts.h"
+#include "engine/divide/tensor_parts.h"
 
 #include <algorithm>
 #include <string>
