@@ -85,8 +85,9 @@ class Trainer {
   // Returns Engine::stage and DescribeUnits.
   virtual int Stage() const { return 0; }
   virtual std::vector<std::string> Units() const { return {}; }
-  // Returns that of the last step; empty for plain libtorch.
+  // Return those of the last step; empty for plain libtorch.
   virtual StepMemoryReport Memory() const { return {}; }
+  virtual PipelineReport Pipeline() const { return {}; }
 };
 
 class Sharded : public Trainer {
@@ -98,7 +99,7 @@ class Sharded : public Trainer {
     trainer->model_ = std::move(model);
     EngineOptions options;
     options.device = device;
-    if (TensorRanksOf(config) > 1) {
+    if (TensorRanksOf(config) > 1 || PipelineRanksOf(config) > 1) {
       options.planned_loss = [model = trainer->model_](int64_t samples) {
         const at::Tensor tokens =
             torch::zeros({samples, absl::GetFlag(FLAGS_seq)}, torch::kLong);
@@ -114,14 +115,20 @@ class Sharded : public Trainer {
     return trainer;
   }
   absl::StatusOr<double> Step(const Batch& batch) override {
-    at::Tensor loss;
-    {
-      const Engine::AutocastScope autocast(engine_.get());  // if it is on
-      loss = model_->Loss(batch.inputs, batch.targets);
+    const int64_t count = engine_->config().gradient_accumulation_steps();
+    const std::vector<at::Tensor> inputs = batch.inputs.chunk(count),
+                                  targets = batch.targets.chunk(count);
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::vector<at::Tensor> losses,
+        engine_->TrainBatch([&](int64_t i) {
+          const Engine::AutocastScope autocast(engine_.get());  // if it is on
+          const auto at = static_cast<size_t>(i);
+          return model_->Loss(inputs[at], targets[at]);
+        }));
+    double value = 0;
+    for (const at::Tensor& loss : losses) {
+      value += loss.item<double>() / static_cast<double>(count);
     }
-    TESSERA_RETURN_IF_ERROR(engine_->Backward(loss));
-    TESSERA_RETURN_IF_ERROR(engine_->Step());
-    const double value = loss.item<double>();
     // This completes the step, as the next Backward would, within the step's
     // time: Memory() comes after it.
     (void)engine_->last_step();
@@ -133,6 +140,9 @@ class Sharded : public Trainer {
   }
   StepMemoryReport Memory() const override {
     return engine_->last_step().memory;
+  }
+  PipelineReport Pipeline() const override {
+    return engine_->last_step().pipeline;
   }
 
  private:
@@ -169,7 +179,8 @@ struct Task {
   int64_t rows = 0;  // of a rank's step
   std::string dtype;
   int64_t parameters = 0;
-  int tensor_ranks = 1;  // that read the same samples
+  int alike = 1;       // neighbours that read the same samples
+  int data_ranks = 1;  // that do not
   at::Device device = at::kCPU;
 };
 
@@ -194,8 +205,7 @@ absl::Status Train(int rank, const MappedFile& corpus, const Task& task,
 
 Speed SpeedOf(const World& world, const Task& task, const Figures& figures) {
   Speed speed;
-  speed.tokens = task.rows * absl::GetFlag(FLAGS_seq) *
-                 (world.world_size() / task.tensor_ranks);
+  speed.tokens = task.rows * absl::GetFlag(FLAGS_seq) * task.data_ranks;
   speed.flops_per_token =
       6 * task.parameters + 12 * absl::GetFlag(FLAGS_layers) *
                                 absl::GetFlag(FLAGS_dim) *
@@ -209,6 +219,18 @@ Speed SpeedOf(const World& world, const Task& task, const Figures& figures) {
   return speed;
 }
 
+// Of rank 0, the first stage.
+std::string Text(const PipelineReport& report) {
+  return absl::StrFormat(
+      R"({"stages": %d, "forward_ms": %.1f, "backward_ms": %.1f, )"
+      R"("waited_ms": %.1f, "sent_mb": %.2f, "idle": %.3f, "bubble": %.3f})",
+      report.stages, absl::ToDoubleMilliseconds(report.forward),
+      absl::ToDoubleMilliseconds(report.backward),
+      absl::ToDoubleMilliseconds(report.waited),
+      static_cast<double>(report.sent_bytes) / (1 << 20), report.idle_share,
+      report.bubble);
+}
+
 void PrintAll(const World& world, const Task& task, const Trainer& trainer,
               const Figures& figures, const Peaks& peaks, int64_t pss_bytes) {
   const MemoryReport memory = LedgerOf(task.device).Report();
@@ -217,7 +239,8 @@ void PrintAll(const World& world, const Task& task, const Trainer& trainer,
       R"("world": %d, "params": %d, %s, "loss": [%s], )"
       R"("bytes_at_peak": {"parameters": %d, )"
       R"("gradients": %d, "optimizer": %d, "working": %d}, )"
-      R"("activations": %s, "device": %s, "pss_mb": %d, "units": [%s]})"
+      R"("activations": %s, "device": %s, "pss_mb": %d, "pipeline": %s, )"
+      R"("units": [%s]})"
       "\n",
       absl::GetFlag(FLAGS_engine), trainer.Stage(), task.dtype,
       std::string(world.communicator()->backend()), world.world_size(),
@@ -226,7 +249,7 @@ void PrintAll(const World& world, const Task& task, const Trainer& trainer,
       memory[MemoryKind::kGradients].peak_bytes,
       memory[MemoryKind::kOptimizer].peak_bytes,
       memory[MemoryKind::kWorking].peak_bytes, peaks.ActivationsText(),
-      peaks.DeviceText(), pss_bytes >> 20,
+      peaks.DeviceText(), pss_bytes >> 20, Text(trainer.Pipeline()),
       absl::StrJoin(trainer.Units(), ", ", [](std::string* out, const auto& u) {
         absl::StrAppend(out, "\"", absl::CEscape(u), "\"");
       }));
@@ -259,9 +282,11 @@ absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(task.device, DeviceOfFlags(*world));
   TESSERA_ASSIGN_OR_RETURN(const proto::Config config,
                            ConfigOfFlags(world->world_size()));
-  task.rows = config.train_micro_batch_size_per_gpu();
+  task.rows = config.train_micro_batch_size_per_gpu() *
+              config.gradient_accumulation_steps();
   task.dtype = DtypeOf(config);
-  task.tensor_ranks = TensorRanksOf(config);
+  task.alike = TensorRanksOf(config);
+  task.data_ranks = world->world_size() / task.alike / PipelineRanksOf(config);
   auto model = MakeModel(task.device);
   for (const at::Tensor& p : model->parameters()) task.parameters += p.numel();
   TESSERA_ASSIGN_OR_RETURN(const auto trainer,
@@ -273,7 +298,7 @@ absl::Status Run(int argc, char** argv) {
   auto train = [&](int steps) {
     Figures turn;
     const absl::Status status =
-        Train(world->rank() / task.tensor_ranks, corpus, task, done,
+        Train(world->rank() / task.alike % task.data_ranks, corpus, task, done,
               done + steps, *trainer, &turn, &peaks);
     done += steps;
     if (status.ok() && turns) PrintTurn(turn);

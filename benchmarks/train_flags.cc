@@ -28,6 +28,10 @@ ABSL_FLAG(double, peak_tflops, 0,
 ABSL_FLAG(std::string, device, "cpu", "cpu, or gpu: World::device().");
 ABSL_FLAG(int, stage, 3, "ZeRO stage, 0 to 3.");
 ABSL_FLAG(int, tensor, 1, "tensor_parallel.autotp_size.");
+ABSL_FLAG(int, pipeline, 1, "pipeline.stages.");
+ABSL_FLAG(int, micro_batches, 1,
+          "Micro-batches of a step (gradient_accumulation_steps), each of "
+          "--micro_batch sequences.");
 ABSL_FLAG(int64_t, dim, 512, "Width of the model.");
 ABSL_FLAG(int64_t, layers, 8, "Blocks.");
 ABSL_FLAG(int64_t, heads, 8, "Heads of attention.");
@@ -83,6 +87,8 @@ proto::Config ConfigOfOtherFlags() {
   config.mutable_zero_optimization()->set_stage(absl::GetFlag(FLAGS_stage));
   config.mutable_tensor_parallel()->set_autotp_size(
       absl::GetFlag(FLAGS_tensor));
+  config.mutable_pipeline()->set_stages(absl::GetFlag(FLAGS_pipeline));
+  config.set_gradient_accumulation_steps(absl::GetFlag(FLAGS_micro_batches));
   SetOffload(config.mutable_zero_optimization());
   config.mutable_sharding()->mutable_offload()->set_early_step(
       absl::GetFlag(FLAGS_early_step));
@@ -121,7 +127,8 @@ absl::Status CheckEngine() {
   }
   if (engine != "tessera") {
     TESSERA_RETURN_IF_ERROR(AtDefaults(absl::StrCat("--engine ", engine),
-                                       FLAGS_init, FLAGS_config));
+                                       FLAGS_init, FLAGS_config, FLAGS_pipeline,
+                                       FLAGS_micro_batches));
   }
   if (engine == "plain_bf16" && absl::GetFlag(FLAGS_dtype) != "bf16") {
     return absl::InvalidArgumentError(
@@ -132,9 +139,10 @@ absl::Status CheckEngine() {
   }
   if (absl::GetFlag(FLAGS_config).empty()) return absl::OkStatus();
   return AtDefaults("--config, which says it itself", FLAGS_stage, FLAGS_dtype,
-                    FLAGS_tensor, FLAGS_micro_batch, FLAGS_clip,
-                    FLAGS_recompute, FLAGS_states_on_disk,
-                    FLAGS_parameters_on_disk, FLAGS_early_step, FLAGS_backend);
+                    FLAGS_tensor, FLAGS_pipeline, FLAGS_micro_batches,
+                    FLAGS_micro_batch, FLAGS_clip, FLAGS_recompute,
+                    FLAGS_states_on_disk, FLAGS_parameters_on_disk,
+                    FLAGS_early_step, FLAGS_backend);
 }
 
 // `words` is what is left of the command line.
@@ -185,13 +193,7 @@ absl::StatusOr<WorldOptions> ReadTrainFlags(int argc, char** argv) {
 absl::StatusOr<proto::Config> ConfigOfFlags(int world_size) {
   const std::string path = absl::GetFlag(FLAGS_config);
   if (path.empty()) return ConfigOfOtherFlags();
-  TESSERA_ASSIGN_OR_RETURN(proto::Config config, LoadConfig(path, world_size));
-  if (config.gradient_accumulation_steps() != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": gradient_accumulation_steps: expected 1, got ",
-                     config.gradient_accumulation_steps()));
-  }
-  return config;
+  return LoadConfig(path, world_size);
 }
 
 std::string DtypeOf(const proto::Config& config) {

@@ -111,7 +111,11 @@ absl::StatusOr<float> Trainer::HeldOutLoss() {
         TESSERA_ASSIGN_OR_RETURN(const at::Tensor sample,
                                  text_->HeldOut(samples[0]));
         const TokenBatch batch(sample.to(device_));
-        loss.Add(Loss(batch.tokens, batch.targets));
+        TESSERA_ASSIGN_OR_RETURN(const at::Tensor of_batch,
+                                 engine_->EvalBatch([&] {
+                                   return Loss(batch.tokens, batch.targets);
+                                 }));
+        loss.Add(of_batch);
         return absl::OkStatus();
       },
       options));
@@ -122,8 +126,12 @@ std::string Trainer::Sample() {
   const tessera::EvalScope evaluation(engine_.get());
   const std::vector<int64_t> tokens = Generate(
       [&](const at::Tensor& seen) {
-        const tessera::Engine::AutocastScope autocast(engine_.get());
-        return model_->forward(seen.to(device_));
+        return engine_
+            ->EvalBatch([&] {
+              const tessera::Engine::AutocastScope autocast(engine_.get());
+              return model_->forward(seen.to(device_));
+            })
+            .value();
       },
       TokensOf(flags_.prompt.empty() ? "\n" : flags_.prompt), flags_.sample);
   return TextOf(tokens);

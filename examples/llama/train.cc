@@ -156,7 +156,9 @@ absl::Status Run(int argc, char** argv) {
   Llama model(options);
   tessera::EngineOptions engine_options;
   engine_options.device = world.device();
-  if (tessera::TensorRanksOf(job.config) > 1) {  // what is divided is found
+  // What is divided, and where stages begin, is found.
+  if (tessera::TensorRanksOf(job.config) > 1 ||
+      tessera::PipelineRanksOf(job.config) > 1) {
     engine_options.planned_loss = [&](int64_t samples) {
       const at::Tensor tokens =
           at::zeros({samples, absl::GetFlag(FLAGS_seq)}, at::kLong);
@@ -184,7 +186,10 @@ absl::Status Run(int argc, char** argv) {
     how.seed = absl::GetFlag(FLAGS_seed);
     const auto tokens = Generate(
         [&](const at::Tensor& seen) {
-          return model->forward(seen.to(world.device()));
+          return engine
+              ->EvalBatch(
+                  [&] { return model->forward(seen.to(world.device())); })
+              .value();
         },
         TokensOf(absl::GetFlag(FLAGS_prompt)), how);
     if (world.rank() == 0) {
