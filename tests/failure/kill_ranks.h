@@ -58,8 +58,9 @@ inline constexpr char kPhases[] = "ICFBSK";
 
 struct RankSpec {
   int stage = 0;
-  bool marks = false;  // writes its phases
-  bool forks = false;  // has children that outlive it
+  int tensor = 1, pipeline = 1;  // ranks that share a model's layers
+  bool marks = false;            // writes its phases
+  bool forks = false;            // has children that outlive it
   // Starts without descriptors 0, 1 and 2, as a daemon may.
   bool is_closed = false;
   absl::Duration timeout = absl::Minutes(5);
@@ -67,15 +68,16 @@ struct RankSpec {
   std::string clock;  // the one it follows (tests/failure/moved_clock.h)
 
   std::string ToText() const {
-    return absl::StrCat(stage, " ", marks ? 1 : 0, " ", forks ? 1 : 0, " ",
-                        is_closed ? 1 : 0, " ", absl::FormatDuration(timeout),
-                        " ", folder, " ", clock);
+    return absl::StrCat(stage, " ", tensor, " ", pipeline, " ", marks ? 1 : 0,
+                        " ", forks ? 1 : 0, " ", is_closed ? 1 : 0, " ",
+                        absl::FormatDuration(timeout), " ", folder, " ", clock);
   }
   static RankSpec FromText(const std::string& text) {
     std::string timeout;
     RankSpec spec;
-    std::istringstream(text) >> spec.stage >> spec.marks >> spec.forks >>
-        spec.is_closed >> timeout >> spec.folder >> spec.clock;
+    std::istringstream(text) >> spec.stage >> spec.tensor >> spec.pipeline >>
+        spec.marks >> spec.forks >> spec.is_closed >> timeout >> spec.folder >>
+        spec.clock;
     absl::ParseDuration(timeout, &spec.timeout);
     return spec;
   }
@@ -120,19 +122,34 @@ inline absl::Status TrainForEver(const RankSpec& spec, int argc, char** argv) {
   }
   if (spec.forks) ForkChild(spec.hold_fd());
   enter('C');
-  auto model = BuildModel("Mlp", world->rank());
   TrainingSpec training;
   training.stage = spec.stage;
+  training.tensor = spec.tensor;
+  training.pipeline = spec.pipeline;
+  training.accumulation = spec.pipeline;
+  const int data_rank = training.DataRank(world->rank(), world->world_size());
+  auto model = BuildModel("Mlp", data_rank);
   TESSERA_ASSIGN_OR_RETURN(auto engine,
                            MakeEngine(model, training, world->communicator()));
   if (spec.forks) ForkChild(spec.hold_fd());
   for (int64_t step = 0;; ++step) {
     enter('F');
-    TESSERA_ASSIGN_OR_RETURN(at::Tensor loss, CatchTorch("forward", [&] {
-                               return model->Loss(world->rank(), step);
-                             }));
-    enter('B');
-    TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
+    if (spec.pipeline > 1) {
+      TESSERA_RETURN_IF_ERROR(engine
+                                  ->BackwardBatch([&](int64_t i) {
+                                    const at::Tensor loss =
+                                        model->Loss(data_rank, step);
+                                    if (i == 1) enter('B');
+                                    return loss;
+                                  })
+                                  .status());
+    } else {
+      TESSERA_ASSIGN_OR_RETURN(at::Tensor loss, CatchTorch("forward", [&] {
+                                 return model->Loss(data_rank, step);
+                               }));
+      enter('B');
+      TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
+    }
     enter('S');
     TESSERA_RETURN_IF_ERROR(engine->Step());
     if (step % 3 != 2) continue;

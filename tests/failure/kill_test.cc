@@ -2,10 +2,11 @@
 // the others say, how soon, and what is left behind. This program run again
 // with kProgram set is a rank.
 //
-//   kill_test [--seeds=20] [--first_seed=0] [--moving_clock=0] [--forks=2]
-//       [--closed=3]
+//   kill_test [--seeds=20] [--first_seed=0] [--axes=0] [--moving_clock=0]
+//       [--forks=2] [--closed=3]
 //
-// The last three are those of kill_options.h.
+// With --axes=1 two ranks of a model share its layers, as stages of a pipeline
+// or as parts of tensors. The last three are those of kill_options.h.
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -53,6 +54,7 @@ constexpr absl::Duration kSurvivorsEnd = absl::Seconds(2);
 
 int g_seeds = 20;
 int g_first_seed = 0;
+int g_axes = 0;
 Hardships g_hardships;
 
 // Is anybody listening there?
@@ -70,6 +72,7 @@ bool IsListening(uint16_t port) {
 
 struct Plan {
   int stage, world_size, victim, times;
+  int tensor = 1, pipeline = 1;
   char phase;
   absl::Duration delay;
   bool rank0_hosts;
@@ -78,9 +81,10 @@ struct Plan {
   bool is_closed;
 
   std::string ToText() const {
-    return absl::StrCat("stage ", stage, ", ", world_size, " ranks, rank ",
-                        victim, " in phase ", std::string(1, phase), " number ",
-                        times, " after ", absl::FormatDuration(delay),
+    return absl::StrCat("stage ", stage, ", tensor ", tensor, ", pipeline ",
+                        pipeline, ", ", world_size, " ranks, rank ", victim,
+                        " in phase ", std::string(1, phase), " number ", times,
+                        " after ", absl::FormatDuration(delay),
                         rank0_hosts ? ", rank 0 hosts the store" : "",
                         forks ? ", with children" : "",
                         is_closed ? ", without descriptors" : "",
@@ -93,7 +97,8 @@ Plan PlanOf(int seed) {
   const auto up_to = [&](int n) { return static_cast<int>(draw.UpTo(n)); };
   Plan plan;
   plan.stage = seed % 4;
-  plan.world_size = 2 + seed / 4 % 3;
+  plan.world_size = g_axes > 0 ? 2 + seed / 4 % 2 * 2 : 2 + seed / 4 % 3;
+  if (g_axes > 0) (seed % 3 == 0 ? plan.tensor : plan.pipeline) = 2;
   plan.victim = up_to(plan.world_size);
   plan.phase = kPhases[seed % 6];
   const bool repeats = plan.phase != 'I' && plan.phase != 'C';
@@ -121,6 +126,8 @@ TEST(KillTest, TheSurvivorsEndSoonAndNameTheDead) {
     MovedClock clock(clock_folder.path() + "/clock");
     RankSpec spec;
     spec.stage = plan.stage;
+    spec.tensor = plan.tensor;
+    spec.pipeline = plan.pipeline;
     spec.forks = plan.forks;
     spec.is_closed = plan.is_closed;
     spec.folder = folder.path();
@@ -268,6 +275,7 @@ int main(int argc, char** argv) {
   if (!ReadNumbers(argc, argv,
                    {{"--seeds", &g_seeds},
                     {"--first_seed", &g_first_seed},
+                    {"--axes", &g_axes},
                     {"--moving_clock", &g_hardships.moving_clock},
                     {"--forks", &g_hardships.forks},
                     {"--closed", &g_hardships.closed}})) {

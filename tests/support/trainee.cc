@@ -15,7 +15,8 @@ namespace tessera {
 absl::StatusOr<Trainee> Trainee::Make(const TrainingSpec& spec,
                                       std::shared_ptr<Communicator> comm) {
   SetPoisonOnFree(spec.poison);
-  auto model = BuildModel(spec.model, comm->rank() / spec.tensor);
+  auto model =
+      BuildModel(spec.model, spec.DataRank(comm->rank(), comm->world_size()));
   EngineOptions options;
   options.tensor_cuts = TensorCutsOf(*model, spec);
   options.communicator = std::move(comm);

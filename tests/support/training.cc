@@ -83,8 +83,8 @@ std::vector<Record> RecordOracle(const TrainingSpec& spec, int world_size) {
         });
     for (size_t r = 0; r < records.size(); ++r) {
       for (int i = 0; i < spec.accumulation; ++i) {
-        records[r].push_back(
-            LossLine(step, i, losses[r / options.tensor_ranks][i]));
+        const int of = spec.DataRank(static_cast<int>(r), world_size);
+        records[r].push_back(LossLine(step, i, losses[of][i]));
       }
     }
     for (const std::string& name : oracle.parameter_names()) {
@@ -99,7 +99,7 @@ std::vector<Record> RecordOracle(const TrainingSpec& spec, int world_size) {
   }
   for (const std::string& line : ParametersOf(oracle)) add_to_all(line);
   for (int r = 0; r < world_size; ++r) {
-    const int data_rank = r / spec.tensor;
+    const int data_rank = spec.DataRank(r, world_size);
     AddState(oracle.module(data_rank), oracle.generator_state(data_rank),
              &records[r]);
   }
@@ -240,21 +240,53 @@ absl::Status MoveStates(Engine& engine, const TrainingSpec& spec, int step) {
 
 }  // namespace
 
+namespace {
+
+absl::Status BackwardOfEach(Engine& engine, TestModel& model,
+                            const TrainingSpec& spec, int rank, int step,
+                            Record* record) {
+  for (int i = 0; i < spec.accumulation; ++i) {
+    at::Tensor loss = model.Loss(rank, step * spec.accumulation + i);
+    BackwardOptions options;
+    if (spec.weights) {
+      options.weight = WeightOf(rank, step * spec.accumulation + i);
+    }
+    TESSERA_RETURN_IF_ERROR(engine.Backward(loss, options));
+    record->push_back(LossLine(step, i, loss));
+    if (i + 1 < spec.accumulation) TESSERA_RETURN_IF_ERROR(engine.Step());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BackwardOfBatch(Engine& engine, TestModel& model,
+                             const TrainingSpec& spec, int rank, int step,
+                             Record* record) {
+  const int64_t first = int64_t{step} * spec.accumulation;
+  BatchOptions options;
+  for (int i = 0; spec.weights && i < spec.accumulation; ++i) {
+    options.weights.push_back(WeightOf(rank, first + i));
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<at::Tensor> losses,
+      engine.BackwardBatch(
+          [&](int64_t i) { return model.Loss(rank, first + i); }, options));
+  for (size_t i = 0; i < losses.size(); ++i) {
+    record->push_back(LossLine(step, static_cast<int>(i), losses[i]));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status TrainSteps(Engine& engine, TestModel& model,
                         const TrainingSpec& spec, int rank, int first,
                         Record* record) {
   for (int step = first; step < spec.steps; ++step) {
     TESSERA_RETURN_IF_ERROR(MoveStates(engine, spec, step));
-    for (int i = 0; i < spec.accumulation; ++i) {
-      at::Tensor loss = model.Loss(rank, step * spec.accumulation + i);
-      BackwardOptions options;
-      if (spec.weights) {
-        options.weight = WeightOf(rank, step * spec.accumulation + i);
-      }
-      TESSERA_RETURN_IF_ERROR(engine.Backward(loss, options));
-      record->push_back(LossLine(step, i, loss));
-      if (i + 1 < spec.accumulation) TESSERA_RETURN_IF_ERROR(engine.Step());
-    }
+    TESSERA_RETURN_IF_ERROR(
+        spec.pipeline > 1
+            ? BackwardOfBatch(engine, model, spec, rank, step, record)
+            : BackwardOfEach(engine, model, spec, rank, step, record));
     for (const std::string& name : ParameterNames(model)) {
       if (!spec.gradients) break;
       TESSERA_ASSIGN_OR_RETURN(at::Tensor gradient, engine.Gradient(name));
@@ -279,7 +311,7 @@ absl::Status AddFinalState(Engine& engine, const TestModel& model,
 
 absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
                                        std::shared_ptr<Communicator> comm) {
-  const int rank = comm->rank() / spec.tensor;  // that has samples of its own
+  const int rank = spec.DataRank(comm->rank(), comm->world_size());
   SetPoisonOnFree(spec.poison);
   PrepareDevice(spec, rank);
   TESSERA_ASSIGN_OR_RETURN(comm, CommunicatorOf(spec, std::move(comm)));

@@ -53,6 +53,9 @@ void VisitResult(Spec& spec, const Visit& visit) {
   visit("libtorch_exact", &spec.libtorch_exact);
   visit("libtorch_fused", &spec.libtorch_fused);
   visit("tensor", &spec.tensor);
+  visit("pipeline", &spec.pipeline);
+  visit("split", &spec.split);
+  visit("schedule", &spec.schedule);
   visit("cuts", &spec.cuts);
   visit("gradients", &spec.gradients);
   visit("outcomes", &spec.outcomes);
@@ -330,6 +333,14 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
   }
   SetOffload(spec, &config);
   config.mutable_tensor_parallel()->set_autotp_size(spec.tensor);
+  if (spec.pipeline > 1) {
+    proto::Pipeline* const pipeline = config.mutable_pipeline();
+    pipeline->set_stages(spec.pipeline);
+    for (absl::string_view point : absl::StrSplit(spec.split, ';')) {
+      if (!point.empty()) pipeline->add_split_points(std::string(point));
+    }
+    if (!spec.schedule.empty()) pipeline->set_schedule(spec.schedule);
+  }
   TORCH_CHECK(google::protobuf::TextFormat::MergeFromString(spec.more, &config),
               "TrainingSpec: more=", spec.more);
   return config;
@@ -338,7 +349,7 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
 OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   OracleOptions options;
   options.tensor_ranks = spec.tensor;
-  world_size /= spec.tensor;
+  world_size /= spec.tensor * spec.pipeline;
   options.world_size = world_size;
   options.device = spec.OracleDevice();
   if (spec.stage > 0) options.shard_group_size = spec.shard_group;

@@ -2,6 +2,7 @@
 #ifndef TESTS_SUPPORT_TRAINING_SPEC_H_
 #define TESTS_SUPPORT_TRAINING_SPEC_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -54,6 +55,11 @@ struct TrainingSpec {
   // (TensorCutsOf).
   int tensor = 1;
   int cuts = 0;
+  // pipeline.stages, each with the oracle's ranks; and pipeline.split_points,
+  // separated by ';'. "": where elements say.
+  int pipeline = 1;
+  std::string split;
+  std::string schedule;    // pipeline.schedule
   bool gradients = false;  // every step's gradients go into the record
   bool outcomes = false;   // and so do its scale and norm
 
@@ -100,6 +106,10 @@ struct TrainingSpec {
 
   // Converts to "model=Gpt stage=3", the fields that differ from the defaults,
   // and back. Of two fields with one name the first one counts.
+  // Returns which rank of the oracle's a rank of a job is.
+  int DataRank(int rank, int world_size) const {
+    return rank % std::max(1, world_size / pipeline) / tensor;
+  }
   std::string ToText() const;
   static TrainingSpec FromText(absl::string_view text);
   // Returns the device that the oracle also trains on.
