@@ -219,7 +219,7 @@ Speed SpeedOf(const World& world, const Task& task, const Figures& figures) {
   return speed;
 }
 
-// Of rank 0, the first stage.
+// Returns the times of rank 0, which is the first stage.
 std::string Text(const PipelineReport& report) {
   return absl::StrFormat(
       R"({"stages": %d, "forward_ms": %.1f, "backward_ms": %.1f, )"

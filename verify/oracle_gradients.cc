@@ -111,7 +111,7 @@ void Oracle::TakeGradients(int r, double weight) {
   }
 }
 
-// Of the parts after the first, which have the same of what is whole.
+// The parts after the first have the same values of what is whole.
 void Oracle::TakeEqual(Parameter* p, int r) const {
   const at::Tensor& first = p->replicas[r].grad();
   for (at::Tensor& copy : p->copies[r]) {

@@ -170,7 +170,7 @@ absl::Status OptimizerGroups::SetFrozen(absl::string_view group, bool frozen,
       if (static_cast<size_t>(of) != *found) continue;
       const auto it = own.find(p.tensor.unsafeGetTensorImpl());
       SetRequiresGrad(it == own.end() ? p.tensor : it->second, !frozen);
-      // Of another stage's, the stand-in as well.
+      // The module has another tensor where a stand-in is trained.
       if (!p.of_module().is_same(p.tensor)) {
         SetRequiresGrad(p.of_module(), !frozen);
       }

@@ -20,16 +20,6 @@ class Unseen {
   c10::impl::ExcludeDispatchKeyGuard exclude_{c10::DispatchKeySet(kBelowKey)};
 };
 
-// A tensor over `storage`, as `like` lies over its own.
-at::Tensor TensorOn(const at::Tensor& like, c10::Storage storage) {
-  at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
-      like.dtype());
-  made.unsafeGetTensorImpl()->set_sizes_and_strides(
-      like.sizes(), like.strides(), like.storage_offset());
-  return made;
-}
-
 }  // namespace
 
 // What draws random numbers is computed, of zeros, so that it draws as many.
@@ -105,14 +95,14 @@ at::Tensor StagedRun::Adopt(const MetaCall& call, const at::Tensor& meta) {
   if (!meta.defined()) return meta;
   if (const MetaCall::Twin* twin = call.Find(meta)) return twin->original;
   if (const MetaCall::Twin* twin = call.FindStorage(meta)) {
-    return TensorOn(meta, twin->original.storage());
+    return OnCpu(meta, twin->original.storage());
   }
   const c10::StorageImpl* const key = StorageOf(meta);
   for (const auto& [of, made] : adopted_) {
-    if (of == key) return TensorOn(meta, made);
+    if (of == key) return OnCpu(meta, made);
   }
   adopted_.emplace_back(key, AbsentStorage(meta.storage().nbytes(), at::kCPU));
-  return TensorOn(meta, adopted_.back().second);
+  return OnCpu(meta, adopted_.back().second);
 }
 
 }  // namespace tessera

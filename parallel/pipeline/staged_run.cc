@@ -34,6 +34,23 @@ bool IsStaged(const at::Tensor& t) {
   return t.has_storage() && t.layout() == at::kStrided && !t.is_meta();
 }
 
+// A number of the tensor's first values, up to 1 MiB; memory beside them may be
+// anything.
+uint64_t PrintOfValues(const at::Tensor& tensor) {
+  constexpr size_t kMost = 1 << 20;
+  const c10::impl::ExcludeDispatchKeyGuard unseen{
+      c10::DispatchKeySet(kBelowKey)};
+  const TorchScope scope;
+  at::Tensor some = tensor.detach();
+  while (some.nbytes() > kMost) {
+    some = some.size(0) == 1 ? some.select(0, 0)
+                             : some.narrow(0, 0, some.size(0) / 2);
+  }
+  some = some.resolve_conj().resolve_neg().contiguous();
+  return Crc32c(absl::string_view(
+      static_cast<const char*>(some.const_data_ptr()), some.nbytes()));
+}
+
 // Whether a backward runs that makes no graph of its own: what runs forward
 // again within it (a checkpoint, what is recomputed) is a forward.
 bool InBackward() {
@@ -182,16 +199,11 @@ void StagedRun::NoteNode(int stage) {
 // which no operator would tell.
 void StagedRun::NoteInputs(const TracedOperator& info,
                            const torch::jit::Stack& stack) {
-  constexpr size_t kMost = 1 << 20;  // bytes
   ForEachDefinedTensor(
       stack, info.arguments, [&](const at::Tensor& t, size_t i) {
         if (!t.is_cpu() || storages_.Find(StorageOf(t)) != nullptr) return;
         if (info.info->MayWrite(stack, i)) return;  // not filled yet, perhaps
-        const c10::Storage& storage = t.storage();
-        const uint32_t values =
-            Crc32c(absl::string_view(static_cast<const char*>(storage.data()),
-                                     std::min(storage.nbytes(), kMost)));
-        program_ = (program_ + values) * kPrintPrime;
+        program_ = (program_ + PrintOfValues(t)) * kPrintPrime;
       });
 }
 
@@ -231,11 +243,11 @@ void StagedRun::CheckValuesEverywhere(const TracedOperator& info,
   ForEachDefinedTensor(stack, info.arguments, [&](const at::Tensor& t, size_t) {
     const StagedStorages::Entry* const entry = storages_.Find(StorageOf(t));
     if (entry == nullptr) return;
+    const std::string of =
+        entry->home >= 0 ? absl::StrCat(" of parameter '", entry->name, "'")
+                         : "";
     ThrowIfError(absl::FailedPreconditionError(absl::StrCat(
-        info.name(), " asks for values ",
-        entry->home >= 0 ? absl::StrCat("of parameter '", entry->name, "'")
-                         : "",
-        entry->home >= 0 ? ", which are" : "that are", " at stage ",
+        info.name(), " asks for values", of, " that are at stage ",
         entry->stages.highest(), " of ", stages_,
         " of a pipeline alone; what a forward does must not depend on "
         "weights or activations (no item(), nonzero() or masks of them), or "

@@ -10,11 +10,11 @@
 //
 // The stage of an operator, which all ranks find alike: in forward the latest
 // of those that have computed its arguments, where a parameter counts as its
-// home; in backward that of the operator whose node runs. So values go to later stages in forward and
-// gradients to earlier ones, also past stages between, and a parameter that is
-// used by two stages (tied weights) is sent to the other, once a batch; its
-// gradient comes back. No operator runs on other sizes or in another order than
-// without a pipeline, so the bits are the same.
+// home; in backward that of the operator whose node runs. So values go to later
+// stages in forward and gradients to earlier ones, also past stages between,
+// and a parameter that is used by two stages (tied weights) is sent to the
+// other, once a batch; its gradient comes back. No operator runs on other sizes
+// or in another order than without a pipeline, so the bits are the same.
 //
 // Every rank builds the whole graph. So hooks, functions of the user's and
 // saved tensors are libtorch's own, on tensors that may have no values.

@@ -77,8 +77,8 @@ struct FlatParameterOptions {
   // The ranks that own the same part of the flat in all shard groups, in the
   // groups' order: PyTorch's HSDP. Null: there is one shard group.
   std::shared_ptr<Communicator> replicas;
-  // Of how many stages of a pipeline, outermost of a job's ranks, this flat's
-  // ranks are one.
+  // The number of stages of the pipeline of which this flat's ranks are one;
+  // they are outermost among a job's ranks.
   int stages = 1;
   // A group of n consecutive ranks, n a divisor of the world size: a flat that
   // is freed after its forward leaves P / n elements on each of them, from

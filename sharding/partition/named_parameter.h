@@ -18,7 +18,7 @@ struct PartOfWhole {
   int64_t dim = 0;             // along which it is cut into equal parts
   int64_t groups = 1;          // of that dimension, each of which is cut
   int index = 0, parts = 1;    // this one's place, and how many there are
-  // Of a pipeline: the place that has all of it; the others have a stand-in of
+  // The place in a pipeline that has all of it; the others have a stand-in of
   // one element, which is nobody's. -1: it is cut.
   int home = -1;
   std::vector<int64_t> strides;  // of a pipeline: the whole's

@@ -108,4 +108,13 @@ const MetaCall::Twin* MetaCall::FindStorage(const at::Tensor& meta) const {
   return nullptr;
 }
 
+at::Tensor OnCpu(const at::Tensor& like, c10::Storage storage) {
+  at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      like.dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(
+      like.sizes(), like.strides(), like.storage_offset());
+  return made;
+}
+
 }  // namespace tessera

@@ -46,6 +46,10 @@ class MetaCall {
   torch::jit::Stack arguments_;
 };
 
+// Returns a tensor of the CPU over `storage` that lies there as `like`, on
+// meta, does over its own.
+at::Tensor OnCpu(const at::Tensor& like, c10::Storage storage);
+
 inline c10::StorageImpl* StorageOf(const at::Tensor& t) {
   return t.storage().unsafeGetStorageImpl();
 }

@@ -22,16 +22,6 @@ class Unseen {
   c10::impl::ExcludeDispatchKeyGuard exclude_{c10::DispatchKeySet(kBelowKey)};
 };
 
-// A tensor of the CPU over `storage`, as `like` lies over its own.
-at::Tensor TensorLike(const at::Tensor& like, c10::Storage storage) {
-  at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
-      like.dtype());
-  made.unsafeGetTensorImpl()->set_sizes_and_strides(
-      like.sizes(), like.strides(), like.storage_offset());
-  return made;
-}
-
 }  // namespace
 
 int64_t Tracer::NewBytes(const MetaCall& call,
@@ -121,16 +111,16 @@ at::Tensor Tracer::Adopt(const MetaCall& call, const at::Tensor& meta) {
   if (!meta.defined()) return meta;
   if (const MetaCall::Twin* twin = call.Find(meta)) return twin->original;
   if (const MetaCall::Twin* twin = call.FindStorage(meta)) {
-    return TensorLike(meta, twin->original.storage());
+    return OnCpu(meta, twin->original.storage());
   }
   const c10::StorageImpl* const key = StorageOf(meta);
   for (const auto& [of, made] : adopted_) {
-    if (of == key) return TensorLike(meta, made);
+    if (of == key) return OnCpu(meta, made);
   }
   adopted_.emplace_back(
       key,
       TracedMemory::Fake(static_cast<int64_t>(meta.storage().nbytes()), log_));
-  return TensorLike(meta, adopted_.back().second);
+  return OnCpu(meta, adopted_.back().second);
 }
 
 // The twins get memory for the time, and what comes of them is treated as what
