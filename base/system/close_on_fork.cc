@@ -102,6 +102,16 @@ void SetCloseOnFork(int fd) {
   Mark(fd);
 }
 
+int DuplicateCloseOnFork(int from, int to) {
+  WatchForks();
+  const NoForkMeanwhile no_fork;
+  const int fd = dup3(from, to, O_CLOEXEC);
+  const int error = errno;
+  Mark(fd);
+  errno = error;
+  return fd;
+}
+
 bool IsCloseOnFork(int fd) {
   return fd >= 0 && fd < kMaxDescriptors && g_files[fd] != 0;
 }

@@ -28,6 +28,10 @@ int OpenCloseOnFork(const std::function<int()>& open);
 void SetCloseOnFork(int fd);
 bool IsCloseOnFork(int fd);
 
+// Makes `to` stand for what `from` does, by dup3; a forked child will not have
+// `to`. Returns `to`, or -1 with errno.
+int DuplicateCloseOnFork(int from, int to);
+
 // Calls close(), for marked and for any other descriptors.
 int CloseDescriptor(int fd);
 

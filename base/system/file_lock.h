@@ -6,8 +6,9 @@
 
 namespace tessera {
 
-// Locks the file for writing until CloseLockedFile. Returns 0 or -errno;
-// -EAGAIN or -EACCES says that another process has locked it. Does not wait.
+// Locks the file, which is open for reading and writing, until CloseLockedFile.
+// Returns 0 or -errno; -EAGAIN or -EACCES says that another process has locked
+// it. Does not wait.
 int LockFile(int fd);
 
 // Closes a descriptor and releases its lock, if LockFile locked it.

@@ -232,30 +232,39 @@ TEST_F(FolderTest, AChildDoesNotHoldTheLock) {
   }
 }
 
-// A child does not hold the lock of a holder that is killed, either.
+// A child does not hold the lock of a holder that is killed, either, not even
+// if it was forked between the opening of the file and the lock.
 TEST_F(FolderTest, AChildDoesNotHoldTheLockOfWhoWasKilled) {
-  int orphan[2];
-  ASSERT_EQ(pipe2(orphan, O_CLOEXEC), 0);
-  const pid_t holder = fork();
-  if (holder == 0) {
-    const File held = Opened().OpenOrCreateFile("lock").value();
-    if (!held.Lock().ok()) _exit(1);
-    if (fork() == 0) {
-      // It has given up what it is not to have before fork() returns there.
-      const pid_t child = getpid();
+  for (const bool forks_first : {false, true}) {
+    SCOPED_TRACE(forks_first ? "forks first" : "locks first");
+    int orphan[2];
+    ASSERT_EQ(pipe2(orphan, O_CLOEXEC), 0);
+    const auto tell = [&](pid_t child) {
       if (write(orphan[1], &child, sizeof(child)) != sizeof(child)) _exit(2);
+    };
+    const pid_t holder = fork();
+    if (holder == 0) {
+      const File held = Opened().OpenOrCreateFile("lock").value();
+      if (!forks_first && !held.Lock().ok()) _exit(1);
+      const pid_t child = fork();
+      // It has given up what it is not to have before fork() returns there.
+      if (child == 0 && !forks_first) tell(getpid());
+      if (child != 0 && forks_first) {
+        if (!held.Lock().ok()) _exit(1);
+        tell(child);
+      }
+      while (true) pause();
     }
-    while (true) pause();
+    pid_t child = 0;
+    ASSERT_EQ(read(orphan[0], &child, sizeof(child)),
+              static_cast<ssize_t>(sizeof(child)));
+    kill(holder, SIGKILL);
+    EXPECT_EQ(waitpid(holder, nullptr, 0), holder);
+    TESSERA_EXPECT_OK(Opened().OpenOrCreateFile("lock")->Lock());
+    EXPECT_EQ(kill(child, SIGKILL), 0);
+    close(orphan[0]);
+    close(orphan[1]);
   }
-  pid_t child = 0;
-  ASSERT_EQ(read(orphan[0], &child, sizeof(child)),
-            static_cast<ssize_t>(sizeof(child)));
-  kill(holder, SIGKILL);
-  EXPECT_EQ(waitpid(holder, nullptr, 0), holder);
-  TESSERA_EXPECT_OK(Opened().OpenOrCreateFile("lock")->Lock());
-  EXPECT_EQ(kill(child, SIGKILL), 0);
-  close(orphan[0]);
-  close(orphan[1]);
 }
 
 // Names of new folders are on the disk before anything is written there.

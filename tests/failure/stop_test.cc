@@ -87,7 +87,8 @@ void StopJob::ExpectLine(const std::string& line) const {
   EXPECT_THAT(
       line,
       AllOf(HasSubstr("DEADLINE_EXCEEDED: "),
-            ContainsRegex("(unit|agreement|broadcast|parameters|checkpoint)"),
+            ContainsRegex("(unit|agreement|broadcast|parameters|checkpoint|"
+                          "end of an update)"),
             ContainsRegex(" #[0-9]+ \\((pull|all-gather|reduce-scatter sum|"
                           "all-reduce sum|broadcast from rank 0|agreement)"),
             HasSubstr("has not ended within 5s: "),
