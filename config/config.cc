@@ -370,6 +370,10 @@ int TensorRanksOf(const proto::Config& config) {
   return RanksOf(config.tensor_parallel().autotp_size());
 }
 
+int SequenceRanksOf(const proto::Config& config) {
+  return RanksOf(config.sequence_parallel_size());
+}
+
 int PipelineRanksOf(const proto::Config& config) {
   return RanksOf(config.pipeline().stages());
 }

@@ -79,9 +79,12 @@ absl::StatusOr<proto::Config> ToConfig(const TrainingConfig& config,
 // Returns over how many ranks layers are divided (tensor_parallel.autotp_size);
 // 1: they are not. LOCAL.
 int TensorRanksOf(const proto::Config& config);
+// Returns over how many ranks sequences are divided (sequence_parallel_size); 1:
+// they are not. LOCAL.
+int SequenceRanksOf(const proto::Config& config);
 // Returns the number of stages of the pipeline (pipeline.stages); 1: there is
-// none. The world size divided by both is the number of ranks that have samples
-// of their own. LOCAL.
+// none. The world size divided by all three is the number of ranks that have
+// samples of their own. LOCAL.
 int PipelineRanksOf(const proto::Config& config);
 
 // Returns Unimplemented with all that `config` asks for and this version does

@@ -182,6 +182,17 @@ void ResolvePipeline(proto::Config* config, Faults* faults) {
 std::vector<std::string> MissingParallelism(const proto::Config& config) {
   std::vector<std::string> missing;
   const proto::TensorParallel& tensor = config.tensor_parallel();
+  const int64_t sequence = config.sequence_parallel_size();
+  if (sequence > 1 && tensor.autotp_size() > 1) {
+    missing.push_back(absl::StrCat(
+        "sequence_parallel_size: ", sequence,
+        ": parts of sequences with tensor_parallel.autotp_size above 1"));
+  }
+  if (sequence > 1 && config.pipeline().stages() > 1) {
+    missing.push_back(absl::StrCat("sequence_parallel_size: ", sequence,
+                                   ": parts of sequences with pipeline.stages "
+                                   "above 1"));
+  }
   if (tensor.autotp_size() <= 1) return missing;
   if (tensor.has_partition_config() &&
       tensor.partition_config().json() != "null") {

@@ -107,6 +107,12 @@ absl::StatusOr<proto::Config> AsTrained(
         absl::StrCat("it had tensor_parallel.autotp_size ", tensor_ranks,
                      ", not ", TensorRanksOf(config)));
   }
+  const int sequence_ranks = std::max(training.sequence_ranks(), 1);
+  if (sequence_ranks != SequenceRanksOf(config)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("it had sequence_parallel_size ", sequence_ranks, ", not ",
+                     SequenceRanksOf(config)));
+  }
   const int stages = std::max(training.pipeline_ranks(), 1);
   if (stages != PipelineRanksOf(config)) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -368,7 +374,7 @@ absl::StatusOr<AutoConfig> DecideAuto(const torch::nn::Module& module,
   }
   const bool plans =
       left || (options.plan == nullptr && TensorRanksOf(config) == 1 &&
-               PipelineRanksOf(config) == 1);
+               SequenceRanksOf(config) == 1 && PipelineRanksOf(config) == 1);
   if (options.planned_loss != nullptr && plans) {
     TESSERA_RETURN_IF_ERROR(
         DecideByPlan(module, options, left, comm, &decided));

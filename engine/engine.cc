@@ -114,8 +114,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
   }
   ReturnMemory(impl->model());
   const Mesh& mesh = impl->model().mesh();
-  SeedThisRank(mesh.size(kTp),
-               mesh.size(kPp) == 1 ? 0 : mesh.size(kDp) * mesh.size(kTp));
+  SeedThisRank(mesh.size(kCp) * mesh.size(kTp),
+               mesh.size(kPp) == 1 ? 0 : mesh.size(kDpCp) * mesh.size(kTp));
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 

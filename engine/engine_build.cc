@@ -194,9 +194,11 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   if (settings_.muon.has_value()) {
     settings_.flats.part = PartsOf(groups_.groups());
   }
-  TESSERA_RETURN_IF_ERROR(
-      model_.MakeMesh(PipelineRanksOf(config_), TensorRanksOf(config_)));
+  TESSERA_RETURN_IF_ERROR(model_.MakeMesh(PipelineRanksOf(config_),
+                                          SequenceRanksOf(config_),
+                                          TensorRanksOf(config_)));
   TESSERA_RETURN_IF_ERROR(DivideLayers(options, &partition->units));
+  TESSERA_RETURN_IF_ERROR(DivideSequences(&partition->units));
   TESSERA_RETURN_IF_ERROR(MakeStages(options, &partition->units));
   absl::StatusOr<std::vector<FlatPlan>> laid_out =
       LayOut(partition->units, trainable);
@@ -220,6 +222,7 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
     return TakeOver(std::move(flats));
   });
   if (taken.ok()) {
+    parts_.RenewDtypes();
     taken = model_.comm()->AgreeOk(
         buffers_.Convert(model_.module(), settings_.buffer_dtype),
         "buffer_dtype");
@@ -240,9 +243,11 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
     guard_->stream()->SetBeforeWrite([this] { saver_.Detach(); });
   }
   InstallSavedTensorHooks();
-  if (model_.has_cuts()) settings_.gradients.together = model_.mesh().job();
+  if (model_.has_cuts() || model_.has_sequences()) {
+    settings_.gradients.together = model_.mesh().job();
+  }
   optimization_.SetGradients(
-      std::make_unique<Gradients>(model_.flats(), model_.mesh().group(kDp),
+      std::make_unique<Gradients>(model_.flats(), model_.summing(),
                                   settings_.gradients, std::move(expected)));
   if (optimization_.optimizer() != nullptr) {
     MeasureBeforeLeaving(model_.flats(), settings_.step,

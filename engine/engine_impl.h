@@ -86,6 +86,7 @@ class Engine::Impl {
   absl::StatusOr<Partition> Plan(const EngineOptions& options);
   absl::StatusOr<std::vector<bool>> AgreeOnModule(const Partition& partition,
                                                   const EngineOptions& options);
+  absl::Status DivideSequences(std::vector<UnitPlan>* units);
   absl::Status DivideLayers(const EngineOptions& options,
                             std::vector<UnitPlan>* units);
   void LogStages(const PipelinePlan& plan) const;

@@ -50,7 +50,7 @@ absl::Status EvalScope::Agree(const absl::Status& mine) {
   const ShardedModel& model = engine_->impl_->model();
   Communicator* const comm = model.comm();
   const bool together =
-      model.has_parts() ||
+      model.forwards_together() ||
       std::any_of(model.flats().begin(), model.flats().end(),
                   [](const auto& flat) { return flat->gathers_together(); });
   if (mine.ok() || !together) return comm->AgreeOk(mine, kWhere);

@@ -113,6 +113,25 @@ absl::Status Engine::Impl::DivideLayers(const EngineOptions& options,
   return absl::OkStatus();
 }
 
+absl::Status Engine::Impl::DivideSequences(std::vector<UnitPlan>* units) {
+  if (!model_.has_sequences()) return absl::OkStatus();
+  const int ranks = SequenceRanksOf(config_);
+  absl::Status copied;
+  if (constructed_) {
+    copied = absl::UnimplementedError(absl::StrCat(
+        "sequence_parallel_size ", ranks,
+        ": ConstructSharded made the module: construct it as usual"));
+  } else {
+    copied = parts_.Copy(model_.module(), model_.sequence(), units);
+    model_.SetPartGroup(parts_.group());
+  }
+  TESSERA_RETURN_IF_ERROR(
+      model_.comm()->AgreeOk(copied, "sequence_parallel_size"));
+  TESSERA_LOG_RANK0(INFO) << "sequence parallelism over " << ranks
+                          << " ranks, of what DivideSequence is called on";
+  return absl::OkStatus();
+}
+
 // Says how long stages wait at least: a backward takes twice a forward.
 void Engine::Impl::LogStages(const PipelinePlan& plan) const {
   PipelineSpeeds speeds;

@@ -4,7 +4,8 @@
 //
 //   start    Start, TESSERA_MAIN, Init, configurations, Status macros
 //   train    Engine and its scopes, ParameterGroup, CustomOptimizer, Use,
-//            ConstructSharded, Checkpointed, LinearCrossEntropy
+//            ConstructSharded, Checkpointed, LinearCrossEntropy,
+//            DivideSequence
 //   data     DataLoader, TensorData, LoadInMemory, DistributedOrder,
 //            client state
 //   resume   CheckpointManager
@@ -17,17 +18,18 @@
 #ifndef TESSERA_TESSERA_H_
 #define TESSERA_TESSERA_H_
 
-#include "engine/checkpoint_manager.h"  // IWYU pragma: export
-#include "engine/construct_sharded.h"   // IWYU pragma: export
-#include "engine/engine.h"              // IWYU pragma: export
-#include "engine/observe/monitor.h"     // IWYU pragma: export
-#include "engine/program/start.h"       // IWYU pragma: export
-#include "engine/progress.h"            // IWYU pragma: export
-#include "engine/summary.h"             // IWYU pragma: export
-#include "evaluation/evaluate.h"        // IWYU pragma: export
-#include "loader/client_state.h"        // IWYU pragma: export
-#include "loader/tensor_data.h"         // IWYU pragma: export
-#include "nn/linear_cross_entropy.h"    // IWYU pragma: export
+#include "engine/checkpoint_manager.h"        // IWYU pragma: export
+#include "engine/construct_sharded.h"         // IWYU pragma: export
+#include "engine/engine.h"                    // IWYU pragma: export
+#include "engine/observe/monitor.h"           // IWYU pragma: export
+#include "engine/program/start.h"             // IWYU pragma: export
+#include "engine/progress.h"                  // IWYU pragma: export
+#include "engine/summary.h"                   // IWYU pragma: export
+#include "evaluation/evaluate.h"              // IWYU pragma: export
+#include "loader/client_state.h"              // IWYU pragma: export
+#include "loader/tensor_data.h"               // IWYU pragma: export
+#include "nn/linear_cross_entropy.h"          // IWYU pragma: export
+#include "parallel/tensor/divide_sequence.h"  // IWYU pragma: export
 #include "sharding/recompute/checkpointed/checkpointed.h"  // IWYU pragma: export
 
 #endif  // TESSERA_TESSERA_H_

@@ -58,11 +58,12 @@ Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
   at::set_num_threads(1);
   KeepGenerator keep(at::kCPU);
   KeepGenerator keep_device(options_.device);
-  turns_ = std::make_unique<PartTurns>(options_.tensor_ranks,
-                                       DefaultGenerator(options_.device));
+  const int parts = options_.tensor_ranks * options_.sequence_ranks;
+  turns_ =
+      std::make_unique<PartTurns>(parts, DefaultGenerator(options_.device));
   for (int r = 0; r < options_.world_size; ++r) {
     Rank rank;
-    for (int part = 0; part < options_.tensor_ranks; ++part) {
+    for (int part = 0; part < parts; ++part) {
       torch::manual_seed(options_.model_seed);
       auto module = make_module();
       torch::manual_seed(options_.rank_seed + static_cast<uint64_t>(r));
@@ -129,7 +130,8 @@ void Oracle::AddParameters(const torch::nn::Module& module, int part) {
     p.states = OracleStates(p.master, StepOptionsOf(p));
     p.random.parameter = number;
     p.random.numbers = PlacesOf(reals);
-    p.waiting.resize(static_cast<size_t>(options_.world_size));
+    p.waiting.resize(static_cast<size_t>(options_.world_size) *
+                     static_cast<size_t>(options_.sequence_ranks));
     parameters_.push_back(std::move(p));
   }
 }
@@ -139,8 +141,12 @@ void Oracle::AddReplicas(const torch::nn::Module& module, int part) {
   for (const auto& [name, t] : DistinctParameters(module)) {
     const OracleOptions::Cut* const cut = CutOf(name);
     at::Tensor replica = t;
-    if (cut != nullptr) {
-      const auto& group = turns_->group(part);
+    const auto& group = turns_->group(part);
+    const bool sends = options_.sequence_ranks > 1;
+    if (sends) {
+      replica = t.detach().set_requires_grad(t.requires_grad());
+      PlaceInPlace(t, replica, TensorPlacement::Copy(), group);
+    } else if (cut != nullptr) {
       const auto placement = TensorPlacement::Shard(cut->dim, cut->groups);
       replica =
           SlicePart(t, placement, *group).set_requires_grad(t.requires_grad());
@@ -148,7 +154,7 @@ void Oracle::AddReplicas(const torch::nn::Module& module, int part) {
     }
     for (Parameter& p : parameters_) {
       if (p.name != name || (cut != nullptr && p.part != part)) continue;
-      if (part == 0 || cut != nullptr) {
+      if (part == 0 || cut != nullptr || sends) {
         p.replicas.push_back(replica);
         p.copies.emplace_back();
       } else {
@@ -215,7 +221,9 @@ at::Tensor Oracle::RunRank(const Loss& loss, int r, double scale) {
 std::vector<at::Tensor> Oracle::Replicas(int r, int part) const {
   std::vector<at::Tensor> replicas;
   for (const Parameter& p : parameters_) {
-    if (p.part == part) {
+    if (options_.sequence_ranks > 1) {
+      replicas.push_back(p.replicas[r * options_.sequence_ranks + part]);
+    } else if (p.part == part) {
       replicas.push_back(p.replicas[r]);
     } else if (!p.cut.has_value()) {
       replicas.push_back(p.copies[r][part - 1]);

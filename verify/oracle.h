@@ -78,6 +78,10 @@ struct OracleOptions {
     int64_t dim = 0, groups = 1;  // as TensorPlacement's
   };
   std::vector<Cut> tensor_cuts;
+  // Or each is so many that have parts of the same sequences (DivideSequence),
+  // computed in turn, too: of their gradients, addends, a sum has one after the
+  // other in the place of their rank.
+  int sequence_ranks = 1;
   // The device of the modules, and of the default generator below.
   at::Device device = at::kCPU;
   // Consecutive ranks form shard groups of this size; the groups are replicas.
@@ -207,6 +211,7 @@ class Oracle {
   // Returns null for a parameter that is whole.
   const OracleOptions::Cut* CutOf(absl::string_view name) const;
   void TakeEqual(Parameter* p, int r) const;
+  void TakeGradient(Parameter* p, int sender, double weight) const;
   at::Tensor Joined(
       absl::string_view name,
       const std::function<at::Tensor(const Parameter&)>& of) const;

@@ -94,21 +94,26 @@ at::Tensor Oracle::Kept(const Parameter& p, const at::Tensor& gradient) const {
 
 void Oracle::TakeGradients(int r, double weight) {
   torch::NoGradGuard no_grad;
+  const int senders = options_.sequence_ranks;
   for (Parameter& p : parameters_) {
-    at::Tensor& grad = p.replicas[r].mutable_grad();
     TakeEqual(&p, r);
-    if (!grad.defined()) continue;
-    at::Tensor mine = torch::empty_like(p.master).copy_(Reals(grad.to_dense()));
-    if (weight == 0) mine.zero_();
-    at::Tensor& waiting = p.waiting[r];
-    waiting = waiting.defined() ? waiting + mine : mine;
-    if (options_.accumulate_locally) {
-      waiting =
-          waiting.to(at::promoteTypes(GradientDtypeOf(p), ReduceDtypeOf(p)))
-              .to(mine.scalar_type());
-    }
-    grad.reset();
+    for (int i = 0; i < senders; ++i) TakeGradient(&p, r * senders + i, weight);
   }
+}
+
+void Oracle::TakeGradient(Parameter* p, int sender, double weight) const {
+  at::Tensor& grad = p->replicas[sender].mutable_grad();
+  if (!grad.defined()) return;
+  at::Tensor mine = torch::empty_like(p->master).copy_(Reals(grad.to_dense()));
+  if (weight == 0) mine.zero_();
+  at::Tensor& waiting = p->waiting[sender];
+  waiting = waiting.defined() ? waiting + mine : mine;
+  if (options_.accumulate_locally) {
+    waiting =
+        waiting.to(at::promoteTypes(GradientDtypeOf(*p), ReduceDtypeOf(*p)))
+            .to(mine.scalar_type());
+  }
+  grad.reset();
 }
 
 // The parts after the first have the same values of what is whole.

@@ -164,8 +164,11 @@ absl::StatusOr<OracleOptions> OracleOptionsOf(const proto::Config& config,
   OracleOptions o;
   o.tensor_ranks = static_cast<int>(
       std::max<int64_t>(1, config.tensor_parallel().autotp_size()));
-  world_size /= o.tensor_ranks * static_cast<int>(std::max<int64_t>(
-                                     1, config.pipeline().stages()));
+  o.sequence_ranks =
+      static_cast<int>(std::max<int64_t>(1, config.sequence_parallel_size()));
+  world_size /=
+      o.tensor_ranks * o.sequence_ranks *
+      static_cast<int>(std::max<int64_t>(1, config.pipeline().stages()));
   o.world_size = world_size;
   o.accumulation = static_cast<int>(config.gradient_accumulation_steps());
   TESSERA_RETURN_IF_ERROR(SetOptimizer(config, &o));

@@ -99,7 +99,7 @@ class Verifier {
   int data_rank() const { return DataRank(comm_->rank()); }
   int DataRank(int rank) const {
     return rank % (comm_->world_size() / PipelineRanksOf(config_)) /
-           TensorRanksOf(config_);
+           (TensorRanksOf(config_) * SequenceRanksOf(config_));
   }
   std::string Where() const {
     return absl::StrCat("step ", step_, " of ", options_.steps);

@@ -12,11 +12,12 @@
 // host: the axis with the most traffic belongs there.
 //
 // Words, as torch's DeviceMesh and DeepSpeed have them: dp are the ranks that
-// have samples of their own; its two parts dp_replicate and dp_shard (HSDP) say
-// how states lie there. tp has the parts of one model's layers, pp its layers
-// one after another. The job is all ranks, of which one prints and writes
-// files. A mean or a count of samples is over dp; a norm is over the job, where
-// each element counts once.
+// have samples of their own, cp (context parallel) those that have parts of the
+// same sequences. dp_cp is both together: the ranks over which gradients are
+// summed up, of which dp_replicate and dp_shard (HSDP) say how states lie there.
+// tp has the parts of one model's layers, pp its layers one after another. The
+// job is all ranks, of which one prints and writes files. A mean or a count of
+// samples is over dp; a norm is over the job, where each element counts once.
 //
 // Order. All groups of a mesh fail together (comm/watch/failure_domain.h), and
 // one communication thread issues their collectives in the order of the calls,
@@ -41,7 +42,9 @@
 
 namespace tessera {
 
+inline constexpr absl::string_view kDpCp = "dp_cp";
 inline constexpr absl::string_view kDp = "dp";
+inline constexpr absl::string_view kCp = "cp";
 inline constexpr absl::string_view kDpReplicate = "dp_replicate";
 inline constexpr absl::string_view kDpShard = "dp_shard";
 inline constexpr absl::string_view kTp = "tp";

@@ -9,6 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "config/config.h"
 #include "config/config.pb.h"
 #include "config/options/option_values.h"
 #include "optim/algorithms/algorithm.h"
@@ -199,12 +200,14 @@ OffloadOptions OffloadOf(const proto::Config& config) {
 }
 
 GradientOptions GradientsOf(const proto::Config& config, int world_size) {
+  const int sequence_ranks = SequenceRanksOf(config);
   GradientOptions gradients;
   gradients.bucket_numel = std::min<int64_t>(
       config.zero_optimization().reduce_bucket_size(), kSmallBucketNumel);
   gradients.mean = config.gradient_allreduce_op() == "mean";
+  gradients.ranks_of_sample = sequence_ranks;
   gradients.predivide = config.prescale_gradients()
-                            ? world_size
+                            ? world_size / sequence_ranks
                             : config.gradient_predivide_factor();
   gradients.accumulation = config.gradient_accumulation_steps();
   gradients.uses_up = config.sharding().step_in_backward();

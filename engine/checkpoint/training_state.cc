@@ -49,7 +49,7 @@ Range ShareOf(const TrainingState& state, const FlatParameter& flat,
               bool divided) {
   const bool sharded = flat.stage().sharded_optimizer;
   const Mesh& mesh = state.model.mesh();
-  const absl::string_view axis = sharded ? kDpReplicate : kDp;
+  const absl::string_view axis = sharded ? kDpReplicate : kDpCp;
   int holders = mesh.size(axis), number = mesh.coordinate(axis);
   if (!divided) {  // all ranks of a tensor-parallel group have it
     number = number * mesh.size(kTp) + mesh.coordinate(kTp);
@@ -244,6 +244,9 @@ void DescribeTraining(const TrainingState& state,
   training->set_stage(state.model.stage());
   if (state.model.has_cuts()) {
     training->set_tensor_ranks(state.model.mesh().size(kTp));
+  }
+  if (state.model.has_sequences()) {
+    training->set_sequence_ranks(state.model.mesh().size(kCp));
   }
   if (state.model.has_stages()) {
     training->set_pipeline_ranks(state.model.mesh().size(kPp));

@@ -186,6 +186,8 @@ class StateLoading {
                   manifest_.training().world_size() == world_size &&
                   std::max(manifest_.training().tensor_ranks(), 1) ==
                       state_.model.mesh().size(kTp) &&
+                  std::max(manifest_.training().sequence_ranks(), 1) ==
+                      state_.model.mesh().size(kCp) &&
                   std::max(manifest_.training().pipeline_ranks(), 1) ==
                       state_.model.mesh().size(kPp);
     loaded_.step = manifest_.step();

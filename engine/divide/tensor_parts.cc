@@ -84,6 +84,18 @@ absl::StatusOr<std::vector<Cut>> Find(const std::vector<TensorCut>& cuts,
   return found;
 }
 
+absl::Status CheckNoSyncBatchNorm(const torch::nn::Module& module,
+                                  absl::string_view axis) {
+  for (const auto& each : module.modules()) {
+    if (!absl::StrContains(each->name(), "SyncBatchNorm")) continue;
+    return absl::UnimplementedError(absl::StrCat(
+        axis,
+        ": SyncBatchNorm would count the samples of ranks that have the same "
+        "ones several times: use torch::nn::BatchNorm"));
+  }
+  return absl::OkStatus();
+}
+
 // What needs whole parameters where this rank would have a part.
 absl::Status CheckComposes(const proto::Config& config,
                            const Settings& settings,
@@ -98,12 +110,8 @@ absl::Status CheckComposes(const proto::Config& config,
         "adaptive_gradient_clipping needs norms of rows that are divided: use "
         "gradient_clipping");
   }
-  for (const auto& each : module.modules()) {
-    if (!absl::StrContains(each->name(), "SyncBatchNorm")) continue;
-    return refuse(
-        "SyncBatchNorm would count the samples of a tensor-parallel group "
-        "several times: use torch::nn::BatchNorm");
-  }
+  TESSERA_RETURN_IF_ERROR(CheckNoSyncBatchNorm(
+      module, absl::StrCat(kKey, " ", TensorRanksOf(config))));
   if (!settings.optimizer.has_value()) return absl::OkStatus();
   const std::string& states = config.optimizer().params().state_dtype();
   if (absl::StrContains(states, "8")) {
@@ -190,34 +198,59 @@ absl::StatusOr<std::vector<TensorCut>> ChooseTensorCuts(
                    "EngineOptions::planned_loss, by which it is found"));
 }
 
+void TensorParts::PlaceOne(const TensorPlacement& placement, at::Tensor part,
+                           NamedParameter* parameter) {
+  // Hooks of a part come before the engine's, also where it is trained later.
+  part.set_requires_grad(part.is_floating_point() || part.is_complex());
+  PlaceInPlace(parameter->tensor, part, placement, group_);
+  part.set_requires_grad(parameter->tensor.requires_grad());
+  placed_.push_back(std::exchange(parameter->tensor, part));
+}
+
 absl::Status TensorParts::Divide(const std::vector<TensorCut>& cuts,
                                  const std::shared_ptr<Communicator>& ranks,
                                  std::vector<UnitPlan>* units) {
   const int parts = ranks->world_size();
   TESSERA_ASSIGN_OR_RETURN(const std::vector<Cut> found,
                            Find(cuts, parts, units));
-  const auto group = std::make_shared<PartGroup>(ranks);
+  group_ = std::make_shared<PartGroup>(ranks);
   for (const Cut& cut : found) {
     NamedParameter& p = *cut.parameter;
     TESSERA_RETURN_IF_ERROR(CatchTorch(p.name, [&] {
       const TensorPlacement& placement = cut.placement;
-      at::Tensor part = SlicePart(p.tensor, placement, *group);
-      // Hooks of a part come before the engine's, also where it is trained
-      // later.
-      part.set_requires_grad(part.is_floating_point() || part.is_complex());
+      const at::Tensor part = SlicePart(p.tensor, placement, *group_);
       p.part = PartOfWhole{p.tensor.sizes().vec(), placement.dim,
-                           placement.groups, group->rank(), parts};
-      PlaceInPlace(p.tensor, part, placement, group);
-      part.set_requires_grad(p.tensor.requires_grad());
-      placed_.push_back(std::exchange(p.tensor, part));
+                           placement.groups, group_->rank(), parts};
+      PlaceOne(placement, part, &p);
     }));
   }
   for (UnitPlan& unit : *units) {
     for (NamedParameter& p : unit.parameters) {
-      p.counted_elsewhere = !p.part.has_value() && group->rank() > 0;
+      p.counted_elsewhere = !p.part.has_value() && group_->rank() > 0;
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status TensorParts::Copy(const torch::nn::Module& module,
+                               const std::shared_ptr<Communicator>& ranks,
+                               std::vector<UnitPlan>* units) {
+  TESSERA_RETURN_IF_ERROR(CheckNoSyncBatchNorm(
+      module, absl::StrCat("sequence_parallel_size ", ranks->world_size())));
+  group_ = std::make_shared<PartGroup>(ranks);
+  for (UnitPlan& unit : *units) {
+    for (NamedParameter& p : unit.parameters) {
+      TESSERA_RETURN_IF_ERROR(CatchTorch(p.name, [&] {
+        TorchScope scope;
+        PlaceOne(TensorPlacement::Copy(), p.tensor.detach(), &p);
+      }));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void TensorParts::RenewDtypes() const {
+  for (const at::Tensor& each : placed_) RenewDtype(each);
 }
 
 absl::Status TensorParts::GiveBack() {

@@ -1,5 +1,6 @@
 // TensorParts: a module's parameters that are divided over the ranks of a
-// tensor-parallel group, from Engine::Create to Close.
+// tensor-parallel group, or copies on the ranks of a sequence-parallel one,
+// from Engine::Create to Close.
 //
 //   module     q.weight [8, 4], placed (parallel/tensor/placed.h)
 //                 |
@@ -18,6 +19,7 @@
 #include "engine/api/engine_types.h"
 #include "engine/build/settings.h"
 #include "optim/states/parameter_groups.h"
+#include "parallel/tensor/placed.h"
 #include "sharding/partition/partition.h"
 
 namespace torch::nn {
@@ -45,11 +47,25 @@ class TensorParts {
   absl::Status Divide(const std::vector<TensorCut>& cuts,
                       const std::shared_ptr<Communicator>& ranks,
                       std::vector<UnitPlan>* units);
+  // Makes all parameters of `units` copies (TensorPlacement::kCopy): what is
+  // computed with them and with parts of sequences has an addend of its
+  // gradient on each of `ranks`. Unimplemented: SyncBatchNorm. LOCAL.
+  absl::Status Copy(const torch::nn::Module& module,
+                    const std::shared_ptr<Communicator>& ranks,
+                    std::vector<UnitPlan>* units);
+  // Has the module's own tensors follow the dtypes of the engine's. LOCAL.
+  void RenewDtypes() const;
+  // The group of Divide or Copy; null: neither was called.
+  const std::shared_ptr<PartGroup>& group() const { return group_; }
   // Makes them whole, in plain memory. COLLECTIVE. ResourceExhausted.
   absl::Status GiveBack();
   bool empty() const { return placed_.empty(); }
 
  private:
+  void PlaceOne(const TensorPlacement& placement, at::Tensor part,
+                NamedParameter* parameter);
+
+  std::shared_ptr<PartGroup> group_;
   std::vector<at::Tensor> placed_;  // the module's own
 };
 

@@ -8,6 +8,7 @@
 #include "ATen/ops/full.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "base/torch/torch_scope.h"
 #include "base/torch_guard.h"
@@ -28,36 +29,48 @@ absl::Status CheckWhole(const ShardedModel& model, absl::string_view call) {
 
 absl::Status CheckSameLoss(const ShardedModel& model, const at::Tensor& loss,
                            std::optional<double> weight) {
-  if (!model.has_cuts()) return absl::OkStatus();
+  if (!model.has_cuts() && !model.has_sequences()) return absl::OkStatus();
+  const auto axis = model.has_cuts() ? kTp : kCp;
+  Communicator& group = *model.mesh().group(axis);
   return CatchTorch("loss", [&]() -> absl::Status {
     TorchScope scope;
     const std::vector<double> mine = {loss.item().toDouble(),
                                       weight.value_or(-1)};
     const at::Tensor own = at::empty({2}, at::kDouble);
     std::copy(mine.begin(), mine.end(), own.mutable_data_ptr<double>());
-    const int ranks = model.tensor()->world_size();
+    const int ranks = group.world_size();
     const at::Tensor all = at::empty({2 * ranks}, at::kDouble);
     TESSERA_RETURN_IF_ERROR(
-        model.tensor()->AllGather(own, all, {"loss of each part"}).Wait());
+        group.AllGather(own, all, {"loss of each part"}).Wait());
     const double* const values = all.const_data_ptr<double>();
     for (int rank = 1; rank < ranks; ++rank) {
       const double* const theirs = values + 2 * static_cast<ptrdiff_t>(rank);
       if (std::memcmp(values, theirs, 2 * sizeof(double)) == 0) continue;
-      const std::vector<int> jobs = model.mesh().ranks(kTp);
+      const std::vector<int> jobs = model.mesh().ranks(axis);
       const auto text = [](const double* of) {
         return of[1] < 0 ? absl::StrFormat("%.17g", of[0])
                          : absl::StrFormat("%.17g (weight %g)", of[0], of[1]);
       };
       return absl::InvalidArgumentError(absl::StrCat(
           "Backward: ranks ", jobs[0], " and ", jobs[static_cast<size_t>(rank)],
-          ", of one tensor-parallel group, have the losses ", text(values),
-          " and ", text(theirs),
+          ", of one ", axis == kTp ? "tensor" : "sequence",
+          "-parallel group, have the losses ", text(values), " and ",
+          text(theirs),
           ": they must read the same samples with the same weight "
           "(Engine::data_rank says whose) and draw the same random numbers "
           "(tessera::SeedAll)"));
     }
     return absl::OkStatus();
   });
+}
+
+void WarnIfWhole(const ShardedModel& model) {
+  if (!model.has_sequences() || model.part_group()->collectives() > 0) return;
+  TESSERA_LOG_RANK0(WARNING)
+      << "sequence_parallel_size " << model.mesh().size(kCp)
+      << ": the forward has used no part of a sequence, so each rank of a "
+         "group computes all of it: call tessera::DivideSequence on the inputs "
+         "(docs/guide.md)";
 }
 
 std::vector<int64_t> WholeSizes(const FlatParameter::Parameter& parameter) {

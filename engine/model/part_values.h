@@ -20,12 +20,15 @@ namespace tessera {
 // LOCAL.
 absl::Status CheckWhole(const ShardedModel& model, absl::string_view call);
 
-// Checks that the ranks of the tensor-parallel group have the same loss and
+// Checks that the ranks of the tensor- or sequence-parallel group have the same loss and
 // weight: InvalidArgument with both, since other samples, or other random
 // numbers, would train something else in silence. COLLECTIVE over the group, if
 // there is one; waits for a device.
 absl::Status CheckSameLoss(const ShardedModel& model, const at::Tensor& loss,
                            std::optional<double> weight);
+
+// Warns if sequences may be divided and a forward has divided none. LOCAL.
+void WarnIfWhole(const ShardedModel& model);
 
 // Returns the sizes of the whole parameter.
 std::vector<int64_t> WholeSizes(const FlatParameter::Parameter& parameter);

@@ -5,24 +5,31 @@
 
 namespace tessera {
 
-absl::Status ShardedModel::MakeMesh(int pipeline_ranks, int tensor_ranks) {
+absl::Status ShardedModel::MakeMesh(int pipeline_ranks, int sequence_ranks,
+                                    int tensor_ranks) {
+  const int summing = job_->world_size() / (pipeline_ranks * tensor_ranks);
   TESSERA_ASSIGN_OR_RETURN(
       mesh_,
       Mesh::Create(
           job_, {{std::string(kPp), pipeline_ranks, "stages"},
-                 {std::string(kDp),
-                  job_->world_size() / (pipeline_ranks * tensor_ranks),
-                  "data parallel ranks"},
+                 {std::string(kDpCp), summing, "data parallel ranks"},
                  {std::string(kTp), tensor_ranks, "tensor parallel ranks"}}));
+  TESSERA_RETURN_IF_ERROR(mesh_->Divide(
+      kDpCp,
+      {{std::string(kDp), summing / sequence_ranks, "data parallel ranks"},
+       {std::string(kCp), sequence_ranks, "sequence parallel ranks"}}));
+  TESSERA_RETURN_IF_ERROR(mesh_->MakeGroup(kDpCp));
   TESSERA_RETURN_IF_ERROR(mesh_->MakeGroup(kDp));
+  if (sequence_ranks > 1) TESSERA_RETURN_IF_ERROR(mesh_->MakeGroup(kCp));
   if (pipeline_ranks > 1) TESSERA_RETURN_IF_ERROR(mesh_->MakeGroup(kPp));
   return tensor_ranks == 1 ? absl::OkStatus() : mesh_->MakeGroup(kTp);
 }
 
 absl::Status ShardedModel::MakeShardGroups(int shards) {
   TESSERA_RETURN_IF_ERROR(mesh_->Divide(
-      kDp, {{std::string(kDpReplicate), mesh_->size(kDp) / shards, "replicas"},
-            {std::string(kDpShard), shards, "shard groups"}}));
+      kDpCp,
+      {{std::string(kDpReplicate), mesh_->size(kDpCp) / shards, "replicas"},
+       {std::string(kDpShard), shards, "shard groups"}}));
   TESSERA_RETURN_IF_ERROR(mesh_->MakeGroup(kDpShard));
   if (mesh_->size(kDpReplicate) == 1) return absl::OkStatus();
   return mesh_->MakeGroup(kDpReplicate);

@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "comm/communicator.h"
 #include "comm/mesh/mesh.h"
+#include "parallel/tensor/part_group.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"
 
@@ -40,14 +41,19 @@ class ShardedModel {
   // ---- Engine::Create's, in this order ----
   void SetStage(int stage) { stage_ = stage; }
   // Makes the mesh: each `tensor_ranks` neighbours have the parts of the layers
-  // (kTp), those that lie furthest apart the stages of a pipeline (kPp), the
-  // others have samples of their own (kDp). COLLECTIVE, unless one of them is
-  // all ranks; errors of Communicator::Split.
-  absl::Status MakeMesh(int pipeline_ranks, int tensor_ranks);
-  // Flats are sharded over neighbours of kDp, `shards` at a time, whose groups
+  // (kTp), each `sequence_ranks` of the others parts of sequences (kCp), those
+  // that lie furthest apart the stages of a pipeline (kPp), and what is left has
+  // samples of its own (kDp). COLLECTIVE, unless one of them is all ranks;
+  // errors of Communicator::Split.
+  absl::Status MakeMesh(int pipeline_ranks, int sequence_ranks,
+                        int tensor_ranks);
+  // Flats are sharded over neighbours of kDpCp, `shards` at a time, whose groups
   // (kDpShard) hold replicas of each other (kDpReplicate). Otherwise as
   // MakeMesh.
   absl::Status MakeShardGroups(int shards);
+  void SetPartGroup(std::shared_ptr<PartGroup> group) {
+    part_group_ = std::move(group);
+  }
   void SetSchedule(std::shared_ptr<Schedule> schedule) {
     schedule_ = std::move(schedule);
   }
@@ -59,9 +65,13 @@ class ShardedModel {
   // The job: all ranks of the engine. For agreements, and for which of them
   // prints, writes a file or has random numbers of its own.
   Communicator* comm() const { return job_.get(); }
-  // The ranks that have samples of their own and the same parts of layers as
-  // this one: for means and counts of samples. REQUIRES: MakeMesh, as for mesh
-  // and the groups of its axes.
+  // The ranks that have the same parts of layers as this one, over which
+  // gradients are summed up. REQUIRES: MakeMesh, as for mesh and the groups of
+  // its axes.
+  const std::shared_ptr<Communicator>& summing() const {
+    return mesh_->group(kDpCp);
+  }
+  // Those of them that have samples of their own: for means over samples.
   Communicator* data() const { return mesh_->group(kDp).get(); }
   const Mesh& mesh() const { return *mesh_; }
   // The ranks that have the parts of the layers; of one rank: there are none.
@@ -69,6 +79,13 @@ class ShardedModel {
     return mesh_->group(kTp);
   }
   bool has_cuts() const { return mesh_->size(kTp) > 1; }
+  // The ranks that have the parts of sequences, likewise.
+  const std::shared_ptr<Communicator>& sequence() const {
+    return mesh_->group(kCp);
+  }
+  bool has_sequences() const { return mesh_->size(kCp) > 1; }
+  // What tensors that are divided go through; null: none are.
+  const std::shared_ptr<PartGroup>& part_group() const { return part_group_; }
   // The ranks that have the stages of a pipeline, likewise.
   const std::shared_ptr<Communicator>& pipeline() const {
     return mesh_->group(kPp);
@@ -76,6 +93,8 @@ class ShardedModel {
   bool has_stages() const { return mesh_->size(kPp) > 1; }
   // Whether parameters are not whole on each rank.
   bool has_parts() const { return has_cuts() || has_stages(); }
+  // Whether ranks wait for each other within a forward, whatever the stage is.
+  bool forwards_together() const { return has_parts() || has_sequences(); }
   // The ranks that a flat is sharded over, and those that own the same part of
   // it as this one; null: no other rank does.
   const std::shared_ptr<Communicator>& shard() const {
@@ -104,6 +123,7 @@ class ShardedModel {
   const std::shared_ptr<torch::nn::Module> module_;
   const std::shared_ptr<Communicator> job_;
   std::shared_ptr<Mesh> mesh_;
+  std::shared_ptr<PartGroup> part_group_;
   int stage_ = 0;
   std::shared_ptr<Schedule> schedule_;
   std::vector<std::shared_ptr<FlatParameter>> flats_;

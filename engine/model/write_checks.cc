@@ -106,7 +106,7 @@ absl::Status WriteChecks::CheckBeforeSave() {
   for (const auto& flat : model_->flats()) mine += flat->TakePlacedWrites();
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> all,
-      model_->data()->AllGatherStrings(
+      model_->summing()->AllGatherStrings(
           mine, CommTag{"comparison of what operators wrote"}));
   const std::vector<absl::string_view> writes(all.begin(), all.end());
   TESSERA_RETURN_IF_ERROR(ComparePlacedWrites(writes, "before saving"));
@@ -121,7 +121,7 @@ absl::Status WriteChecks::CheckWrites() {
     written.push_back(flat->writes().TakeFingerprint());
   TESSERA_ASSIGN_OR_RETURN(
       const auto all,
-      AllGatherValues(model_->data(), written,
+      AllGatherValues(model_->summing().get(), written,
                       CommTag{"comparison of what was written"}));
   for (size_t rank = 1; rank < all.size(); ++rank) {
     for (size_t u = 0; u < flats.size(); ++u) {

@@ -210,10 +210,10 @@ RankMetrics StepObserver::RankMetricsOf(const StepTimes& times,
                      : losses_.any() ? micro_batches
                                      : 0;
   mine.times = times;
-  // The ranks of a tensor-parallel group, and of a pipeline, have the same
-  // ones.
-  const bool counts = model_->mesh().coordinate(kTp) == 0 &&
-                      model_->mesh().coordinate(kPp) == 0;
+  // The ranks of each other axis than dp have the same ones.
+  const Mesh& mesh = model_->mesh();
+  const bool counts = mesh.coordinate(kTp) == 0 && mesh.coordinate(kCp) == 0 &&
+                      mesh.coordinate(kPp) == 0;
   mine.tokens = counts ? since_.tokens : 0;
   if (DataWaitIsTold()) {  // else the program has no loader that tells of it
     mine.data_wait =

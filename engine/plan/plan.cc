@@ -83,6 +83,12 @@ absl::StatusOr<PlanReport> Plan(const torch::nn::Module& module,
         ": plans know whole layers alone; plan with 1, which is an upper bound "
         "of memory"));
   }
+  if (SequenceRanksOf(resolved) > 1) {
+    return absl::UnimplementedError(absl::StrCat(
+        "Plan: sequence_parallel_size ", SequenceRanksOf(resolved),
+        ": plans know whole sequences alone; plan with 1, which is an upper "
+        "bound of memory"));
+  }
   if (PipelineRanksOf(resolved) > 1) {
     return absl::UnimplementedError(absl::StrCat(
         "Plan: pipeline.stages ", PipelineRanksOf(resolved),

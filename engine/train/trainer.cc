@@ -154,7 +154,7 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
     // A device would have to be waited for: there the first one is compared.
     if (loss.is_cpu() || !loss_compared_) {
       ThrowIfError(CheckSameLoss(guard_->model(), loss, options.weight));
-      loss_compared_ = true;
+      if (!std::exchange(loss_compared_, true)) WarnIfWhole(guard_->model());
     }
     loss.backward(Seed(loss, &micro_batch), options.retain_graph);
     if (observer_ != nullptr) observer_->EndAutograd();

@@ -81,7 +81,8 @@ absl::Status Trainer::MakeModel() {
   return absl::OkStatus();
 }
 
-at::Tensor Trainer::Loss(const at::Tensor& tokens, const at::Tensor& targets) {
+at::Tensor Trainer::Loss(const at::Tensor& all, const at::Tensor& targets) {
+  const at::Tensor tokens = tessera::DivideSequence(*model_, all, 1);
   if (!flags_.chunked_loss) return model_->loss(tokens, targets);
   return tessera::LinearCrossEntropy(model_->hidden(tokens),
                                      model_->head_weight(), targets);

@@ -113,7 +113,8 @@ absl::StatusOr<bool> Train(Llama& model, tessera::Engine& engine,
     TESSERA_ASSIGN_OR_RETURN(
         const at::Tensor sum,
         TrainStep(&engine, loader.get(), [&](const TokenBatch& batch) {
-          return model->loss(batch.tokens, batch.targets);
+          return model->loss(tessera::DivideSequence(*model, batch.tokens, 1),
+                             batch.targets);
         }));
     TESSERA_RETURN_IF_ERROR(
         progress.Show(sum.div(engine.config().gradient_accumulation_steps())));

@@ -1,5 +1,6 @@
 // Where every operator that gets a placed tensor comes first. In this order:
 //
+//   copies alone              are used as they are (copies.cc)
 //   a rule (rules.h)          parts are computed with parts
 //   a composite               is taken apart; its operators come here
 //   anything else             gets wholes, on every rank: right, and slow, so
@@ -59,30 +60,9 @@ void TellOnce(const c10::OperatorHandle& op, const PartGroup& group) {
     if (!told->insert(&op.schema()).second) return;
   }
   TESSERA_LOG_RANK0(WARNING)
-      << "tensor parallelism: " << op.schema().name()
-      << " has no rule for the parts that it gets here, so each rank gathers "
-         "them and computes all of it";
-}
-
-// Returns `value` with f(tensor) for each tensor.
-template <typename F>
-c10::IValue WithTensorsOf(const c10::IValue& value, const F& f) {
-  if (value.isTensor()) return f(value.toTensor());
-  if (value.isTensorList()) {
-    std::vector<at::Tensor> all = value.toTensorVector();
-    for (at::Tensor& each : all) each = f(each);
-    return all;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> all;
-    for (const std::optional<at::Tensor>& each :
-         value.toOptionalTensorVector()) {
-      all.push_back(each.has_value() ? std::optional<at::Tensor>(f(*each))
-                                     : std::nullopt);
-    }
-    return all;
-  }
-  return value;
+      << op.schema().name()
+      << " has no rule for the parts of tensors that it gets here, so each "
+         "rank gathers them and computes all of it";
 }
 
 [[noreturn]] void RefuseWrite(const c10::OperatorHandle& op) {
@@ -129,14 +109,14 @@ class Wholes {
   at::Tensor Of(const at::Tensor& given, const c10::AliasInfo* alias) {
     const Placed* const placed = PlacedOf(given);
     if (placed == nullptr) return given;
-    const bool is_view = placed->placement == TensorPlacement::WholeView();
+    const bool is_view = placed->placement.kind == TensorPlacement::kWholeView;
     const bool writes = alias != nullptr && alias->isWrite();
     if (writes && is_view) RefuseWrite(call_.op());
     for (const auto& [other, whole] : written_) {
       if (writes && other.is_same(given)) return whole;
     }
     at::Tensor whole = Whole(given);
-    gathers_ |= !is_view;
+    gathers_ |= placed->placement.kind == TensorPlacement::kShard;
     if (writes) written_.emplace_back(given, whole);
     views_ |= alias != nullptr && !writes;
     return whole;
@@ -171,6 +151,7 @@ bool OnPlaced(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
   PlacedCall call(op, stack);
   if (call.group() == nullptr) return false;
   const CollectivesOf name(op.schema().name());
+  if (CopyRule(call)) return true;
   const Known known = KnownOf(op);
   if (known.rule != nullptr && known.rule(call)) return true;
   if (known.composite) {

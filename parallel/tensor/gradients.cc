@@ -168,7 +168,7 @@ class LeafAccumulated final : public autograd::PostAccumulateGradHook {
 
 at::Tensor PlacedGradient(at::Tensor gradient, const TensorPlacement& placement,
                           const std::shared_ptr<PartGroup>& group) {
-  if (!gradient.defined() || placement.kind == TensorPlacement::kWholeView) {
+  if (!gradient.defined() || placement.kind != TensorPlacement::kShard) {
     return gradient;
   }
   return Place(std::move(gradient), placement, group);
@@ -178,7 +178,7 @@ at::Tensor PartOfGradient(const at::Tensor& gradient,
                           const TensorPlacement& placement,
                           const std::shared_ptr<PartGroup>& group) {
   if (!gradient.defined()) return gradient;
-  if (placement.kind == TensorPlacement::kWholeView) return Whole(gradient);
+  if (placement.kind != TensorPlacement::kShard) return Whole(gradient);
   return PartAs(gradient, placement, group);
 }
 

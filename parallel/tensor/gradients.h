@@ -15,6 +15,8 @@
 //   register_hook() and retain_grad() of what an operator made: as a leaf's, by
 //                           the node of the part
 //
+// The gradient of a copy is this rank's addend, an ordinary tensor.
+//
 // Only grad() holds the part's gradient in addition, until the next gradient or
 // call of mutable_grad().
 #ifndef PARALLEL_TENSOR_GRADIENTS_H_

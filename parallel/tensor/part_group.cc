@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -25,27 +26,33 @@ thread_local const std::string* current_operator = nullptr;
 // What backward needs, in a saved value of autograd's.
 struct ForBackward : torch::CustomClassHolder {
   std::shared_ptr<PartGroup> group;
-  int64_t dim = 0;
+  int64_t dim = 0, other_dim = 0;
   std::string operator_name;
 };
 
-void Keep(AutogradContext* context, PartGroup* group, int64_t dim) {
+void Keep(AutogradContext* context, PartGroup* group, int64_t dim,
+          int64_t other_dim = 0) {
   auto kept = c10::make_intrusive<ForBackward>();
   kept->group = group->shared_from_this();
   kept->dim = dim;
+  kept->other_dim = other_dim;
   kept->operator_name = CollectivesOf::Current();
   context->saved_data["kept"] = c10::IValue::make_capsule(std::move(kept));
 }
 
-// Returns {f(group, dim)}, with as many undefined tensors as forward had other
-// arguments.
+// Returns {f(group, dims...)}, with as many undefined tensors as forward had
+// other arguments.
 template <typename F>
 variable_list Backward(AutogradContext* context, size_t others, const F& f) {
   const auto capsule = context->saved_data["kept"].toCapsule();
   const auto& kept = *static_cast<ForBackward*>(capsule.get());
   const CollectivesOf name(kept.operator_name);
   variable_list gradients(1 + others);
-  gradients[0] = f(*kept.group, kept.dim);
+  if constexpr (std::is_invocable_v<F, PartGroup&, int64_t>) {
+    gradients[0] = f(*kept.group, kept.dim);
+  } else {
+    gradients[0] = f(*kept.group, kept.dim, kept.other_dim);
+  }
   return gradients;
 }
 
@@ -113,6 +120,47 @@ struct SliceFunction : Function<SliceFunction> {
   }
 };
 
+struct CountOnceFunction : Function<CountOnceFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor,
+                            PartGroup* group) {
+    Keep(context, group, 0);
+    return tensor.view_as(tensor);
+  }
+  static variable_list backward(AutogradContext* context,
+                                variable_list gradients) {
+    return Backward(context, 1, [&](PartGroup& group, int64_t /*dim*/) {
+      return group.AddendOf(Whole(gradients[0]));
+    });
+  }
+};
+
+// The gradient of addends is equal on all ranks.
+struct AddendFunction : Function<AddendFunction> {
+  static at::Tensor forward(AutogradContext* /*context*/,
+                            const at::Tensor& tensor, PartGroup* group) {
+    return group->rank() == 0 ? tensor.view_as(tensor) : at::zeros_like(tensor);
+  }
+  static variable_list backward(AutogradContext* /*context*/,
+                                variable_list gradients) {
+    return {gradients[0], at::Tensor()};
+  }
+};
+
+struct ExchangeFunction : Function<ExchangeFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& part,
+                            int64_t from, int64_t to, PartGroup* group) {
+    Keep(context, group, from, to);
+    return group->ExchangeOf(part, from, to);
+  }
+  static variable_list backward(AutogradContext* context,
+                                variable_list gradients) {
+    return Backward(context, 3,
+                    [&](PartGroup& group, int64_t from, int64_t to) {
+                      return group.Exchange(Whole(gradients[0]), to, from);
+                    });
+  }
+};
+
 }  // namespace
 
 CollectivesOf::CollectivesOf(const std::string& name)
@@ -143,6 +191,23 @@ at::Tensor PartGroup::SumInBackward(const at::Tensor& tensor) {
   return alias;
 }
 
+at::Tensor PartGroup::CountOnce(const at::Tensor& tensor) {
+  if (!tensor.requires_grad() || !at::GradMode::is_enabled()) return tensor;
+  return CountOnceFunction::apply(tensor, this);
+}
+
+at::Tensor PartGroup::AddendOf(const at::Tensor& tensor) {
+  if (tensor.requires_grad() && at::GradMode::is_enabled()) {
+    return AddendFunction::apply(tensor, this);
+  }
+  return rank() == 0 ? tensor : at::zeros_like(tensor);
+}
+
+at::Tensor PartGroup::Exchange(const at::Tensor& part, int64_t from,
+                               int64_t to) {
+  return ExchangeFunction::apply(part, from, to, this);
+}
+
 at::Tensor PartGroup::Gather(const at::Tensor& part, int64_t dim) {
   return GatherFunction::apply(part, dim, this);
 }
@@ -157,7 +222,9 @@ at::Tensor PartGroup::SumOf(const at::Tensor& addend) {
   at::Tensor sum = addend.clone(at::MemoryFormat::Contiguous);
   ++collectives_;
   ThrowIfError(
-      ranks_->AllReduceSum(sum, {absl::StrCat("sum of parts", OfOperator())})
+      ranks_
+          ->AllReduceSum(sum.is_complex() ? at::view_as_real(sum) : sum,
+                         {absl::StrCat("sum of parts", OfOperator())})
           .Wait());
   return sum;
 }
@@ -184,13 +251,32 @@ at::Tensor PartGroup::GatherOf(const at::Tensor& part, int64_t dim) {
   return at::cat(parts, dim);
 }
 
+at::Tensor PartGroup::ExchangeOf(const at::Tensor& part, int64_t from,
+                                 int64_t to) {
+  TorchScope scope;
+  CheckDivides(part, to);
+  const at::Tensor sent = at::stack(part.chunk(size(), to));
+  const at::Tensor received = at::empty_like(sent);
+  ++collectives_;
+  ThrowIfError(ranks_
+                   ->AllToAll(sent.view({-1}), received.view({-1}),
+                              {absl::StrCat("parts of a tensor along another "
+                                            "dimension",
+                                            OfOperator())})
+                   .Wait());
+  return at::cat(received.unbind(), from);
+}
+
+void PartGroup::CheckDivides(const at::Tensor& whole, int64_t dim) const {
+  if (whole.size(dim) % size() == 0) return;
+  ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
+      "dimension ", dim, " of a tensor [", absl::StrJoin(whole.sizes(), ", "),
+      "] is to be divided by ", size(), " ranks, and cannot be")));
+}
+
 at::Tensor PartGroup::SliceOf(const at::Tensor& whole, int64_t dim) const {
+  CheckDivides(whole, dim);
   const int64_t all = whole.size(dim);
-  if (all % size() != 0) {
-    ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
-        "dimension ", dim, " of a tensor [", absl::StrJoin(whole.sizes(), ", "),
-        "] is to be divided by ", size(), " ranks, and cannot be")));
-  }
   return whole.narrow(dim, rank() * (all / size()), all / size());
 }
 

@@ -62,11 +62,19 @@ class PartGroup : public std::enable_shared_from_this<PartGroup> {
   // Returns the tensor; in backward the sum of all ranks' gradients. Once for a
   // tensor that is used several times in a row. COLLECTIVE in backward.
   at::Tensor SumInBackward(const at::Tensor& tensor);
+  // Returns the tensor; in backward AddendOf its gradient. LOCAL.
+  at::Tensor CountOnce(const at::Tensor& tensor);
+  // Returns an addend of the sum over the ranks that a tensor is, equal on all:
+  // the tensor on the first, zeros elsewhere. LOCAL.
+  at::Tensor AddendOf(const at::Tensor& tensor);
   // Returns all ranks' parts along `dim`. COLLECTIVE.
   at::Tensor Gather(const at::Tensor& part, int64_t dim);
   // Returns this rank's part along `dim`; in backward the parts of all.
   // COLLECTIVE in backward. InvalidArgument if the ranks do not divide it.
   at::Tensor Slice(const at::Tensor& whole, int64_t dim);
+  // Returns this rank's part along `to` of what is divided along `from`; in
+  // backward the other way. COLLECTIVE. InvalidArgument as Slice.
+  at::Tensor Exchange(const at::Tensor& part, int64_t from, int64_t to);
 
   // ---- without autograd ----
 
@@ -75,8 +83,11 @@ class PartGroup : public std::enable_shared_from_this<PartGroup> {
   at::Tensor SumOf(const at::Tensor& addend);
   at::Tensor GatherOf(const at::Tensor& part, int64_t dim);
   at::Tensor SliceOf(const at::Tensor& whole, int64_t dim) const;
+  at::Tensor ExchangeOf(const at::Tensor& part, int64_t from, int64_t to);
 
  private:
+  void CheckDivides(const at::Tensor& whole, int64_t dim) const;
+
   const std::shared_ptr<Communicator> ranks_;
   std::atomic<int64_t> collectives_ = 0;  // backward has threads of its own
   OnGathered on_gathered_;

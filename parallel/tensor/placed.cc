@@ -68,6 +68,10 @@ class PlacedImpl : public c10::TensorImpl {
     constexpr auto kKeys = &PlacedImpl::key_set_;
     tensor->*kKeys = (tensor->*kKeys).add(kAboveKey);
   }
+  static void SetDtype(c10::TensorImpl* tensor, caffe2::TypeMeta dtype) {
+    constexpr auto kDtype = &PlacedImpl::data_type_;
+    tensor->*kDtype = dtype;
+  }
 };
 
 class ToPlaced : public Node {
@@ -96,6 +100,9 @@ class ToPlaced : public Node {
 
  private:
   variable_list apply(variable_list&& gradients) override {
+    if (placement_.kind == TensorPlacement::kCopy && gradients[0].defined()) {
+      return {group_->AddendOf(Whole(gradients[0]))};
+    }
     return {PartOfGradient(gradients[0], placement_, group_)};
   }
 
@@ -112,6 +119,10 @@ class ToPart : public Node {
 
  private:
   variable_list apply(variable_list&& gradients) override {
+    // A function of the user's computes with whole gradients.
+    if (placement_.kind == TensorPlacement::kCopy && gradients[0].defined()) {
+      return {group_->Sum(gradients[0])};
+    }
     return {PlacedGradient(std::move(gradients[0]), placement_, group_)};
   }
 
@@ -158,7 +169,7 @@ at::Tensor Place(at::Tensor part, TensorPlacement placement,
     sizes[static_cast<size_t>(placement.dim)] *= group->size();
   }
   at::Tensor placed = at::detail::make_tensor<PlacedImpl>(part, sizes);
-  if (placement.kind == TensorPlacement::kWholeView) {
+  if (placement.kind != TensorPlacement::kShard) {
     // Code goes by whether it is contiguous (contiguous(), aten::reshape).
     placed.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, part.strides());
   }
@@ -206,10 +217,17 @@ void ConnectLeaf(const at::Tensor& leaf) {
   if (placed.part.is_leaf()) FollowPart(leaf);
 }
 
+void RenewDtype(const at::Tensor& parameter) {
+  const at::Tensor& part = PlacedOf(parameter)->part;
+  if (parameter.dtype() == part.dtype()) return;
+  PlacedImpl::SetDtype(parameter.unsafeGetTensorImpl(), part.dtype());
+  ConnectLeaf(parameter);
+}
+
 void GatherInPlace(const at::Tensor& parameter) {
   const Placed& placed = *PlacedOf(parameter);
-  at::Tensor whole;
-  {
+  at::Tensor whole = placed.part.detach();
+  if (placed.placement.kind == TensorPlacement::kShard) {
     TorchScope scope;
     whole = at::empty_strided(parameter.sizes(), parameter.strides(),
                               placed.part.options().requires_grad(false));
@@ -255,6 +273,9 @@ at::Tensor Whole(const at::Tensor& tensor) {
   Placed* const placed = PlacedOf(tensor);
   if (placed == nullptr) return tensor;
   at::Tensor part = PartForUse(tensor);
+  if (placed->placement.kind == TensorPlacement::kCopy) {
+    return placed->group->CountOnce(part);
+  }
   // An engine's parameter may have no memory but while an operator uses it.
   if (part.key_set().has(kTagKey)) part = part.clone();
   return placed->placement.kind == TensorPlacement::kWholeView
@@ -264,11 +285,26 @@ at::Tensor Whole(const at::Tensor& tensor) {
                       placed->placement);
 }
 
+at::Tensor WholeForParts(const at::Tensor& tensor,
+                         const std::shared_ptr<PartGroup>& group) {
+  const Placed* const placed = PlacedOf(tensor);
+  if (placed != nullptr && placed->placement.kind == TensorPlacement::kCopy) {
+    return PartForUse(tensor);
+  }
+  return group->SumInBackward(Whole(tensor));
+}
+
 at::Tensor PartAs(const at::Tensor& tensor, const TensorPlacement& placement,
                   const std::shared_ptr<PartGroup>& group) {
   Placed* const placed = PlacedOf(tensor);
   if (placed != nullptr && placed->placement == placement) {
     return PartForUse(tensor);
+  }
+  if (placed != nullptr && placed->placement.kind == TensorPlacement::kCopy) {
+    return Joined(group->SliceOf(Split(PartForUse(tensor), placement),
+                                 DimOfSplit(placement)),
+                  placement)
+        .contiguous();
   }
   return Joined(
       group->Slice(Split(Whole(tensor), placement), DimOfSplit(placement)),

@@ -4,6 +4,10 @@
 //   S(d)     this rank's slice along dimension d; slices follow by rank
 //   S(d, g)  the dimension is g equal groups, as [q | k | v]; this rank has its
 //            slice of each of them, one after the other
+//   copy     the whole, equal on all ranks; the gradient of each is an addend
+//   of
+//            the whole one, as in data parallelism. What is computed of copies
+//            alone is a copy
 //   view     a view of a whole that was gathered: to be read only, since a
 //            write would not reach the parts
 //   (none)   an ordinary tensor, equal on all ranks
@@ -38,7 +42,7 @@
 namespace tessera {
 
 struct TensorPlacement {
-  enum Kind { kShard, kWholeView };
+  enum Kind { kShard, kCopy, kWholeView };
   Kind kind = kShard;
   int64_t dim = 0;     // of kShard; not negative
   int64_t groups = 1;  // of kShard; in the whole
@@ -46,11 +50,12 @@ struct TensorPlacement {
   static TensorPlacement Shard(int64_t dim, int64_t groups = 1) {
     return {kShard, dim, groups};
   }
+  static TensorPlacement Copy() { return {kCopy, 0, 1}; }
   static TensorPlacement WholeView() { return {kWholeView, 0, 1}; }
 };
 
 inline bool operator==(const TensorPlacement& a, const TensorPlacement& b) {
-  return a.kind == b.kind && (a.kind == TensorPlacement::kWholeView ||
+  return a.kind == b.kind && (a.kind != TensorPlacement::kShard ||
                               (a.dim == b.dim && a.groups == b.groups));
 }
 
@@ -88,14 +93,17 @@ at::Tensor Place(at::Tensor part, TensorPlacement placement,
                  std::shared_ptr<PartGroup> group);
 
 // Makes `parameter`, which is whole, a placed one with that part; whoever holds
-// it has the placed one then, and its memory is given back. REQUIRES: `part`
-// has this rank's slice of its sizes. LOCAL.
+// it has the placed one then, and its memory is given back, unless a copy's
+// part is in it. REQUIRES: `part` has this rank's slice of its sizes. LOCAL.
 void PlaceInPlace(const at::Tensor& parameter, at::Tensor part,
                   TensorPlacement placement, std::shared_ptr<PartGroup> group);
 
 // Makes a parameter that PlaceInPlace has placed an ordinary one with the whole
-// in memory of its own. COLLECTIVE.
+// in memory of its own, or in its part's where that is a copy. COLLECTIVE.
 void GatherInPlace(const at::Tensor& parameter);
+
+// Has a placed parameter have the dtype that its part has by now. LOCAL.
+void RenewDtype(const at::Tensor& parameter);
 
 // Returns the part of a placed tensor, or the tensor: what an engine knows of a
 // parameter.
@@ -112,11 +120,17 @@ void RenewHistory(const at::Tensor& tensor);
 at::Tensor PartForUse(const at::Tensor& tensor);
 
 // Returns the whole as an ordinary tensor, through autograd. COLLECTIVE if it
-// is placed.
+// is divided.
 at::Tensor Whole(const at::Tensor& tensor);
 
+// Returns the whole for a computation with parts: the gradient of each rank is
+// an addend of the whole one. COLLECTIVE if it is divided; in backward, if it
+// is no copy.
+at::Tensor WholeForParts(const at::Tensor& tensor,
+                         const std::shared_ptr<PartGroup>& group);
+
 // Returns this rank's part of the tensor, through autograd. COLLECTIVE if it is
-// placed otherwise; in backward, if it is not placed. REQUIRES: kShard.
+// divided otherwise; in backward, if it is not placed. REQUIRES: kShard.
 at::Tensor PartAs(const at::Tensor& tensor, const TensorPlacement& placement,
                   const std::shared_ptr<PartGroup>& group);
 inline at::Tensor PartAs(const at::Tensor& tensor, int64_t dim,

@@ -28,8 +28,8 @@ using Rules = absl::flat_hash_map<std::string, PlacedRule>;
 
 Rules AllRules() {
   Rules rules;
-  for (const auto& some :
-       {ProductRules(), ViewRules(), LayerRules(), PointwiseRules()}) {
+  for (const auto& some : {ProductRules(), ViewRules(), LayerRules(),
+                           AttentionRules(), SumRules(), PointwiseRules()}) {
     for (const NamedRule& each : some) rules[each.name] = each.rule;
   }
   return rules;
@@ -94,6 +94,10 @@ bool PlacedCall::ReturnList(std::vector<at::Tensor> results) {
   stack_.resize(begin_);
   stack_.emplace_back(std::move(results));
   return true;
+}
+
+void CheckRange(const at::Tensor& indices, int64_t size, const char* what) {
+  at::_assert_async(indices.ge(0).logical_and_(indices.lt(size)).all(), what);
 }
 
 PlacedRule FindRule(const c10::OperatorHandle& op) {

@@ -29,6 +29,27 @@ inline std::optional<int64_t> DividedDim(const at::Tensor& tensor) {
   return shard->dim;
 }
 
+// Returns `value` with f(tensor) for each tensor.
+template <typename F>
+c10::IValue WithTensorsOf(const c10::IValue& value, const F& f) {
+  if (value.isTensor()) return f(value.toTensor());
+  if (value.isTensorList()) {
+    std::vector<at::Tensor> all = value.toTensorVector();
+    for (at::Tensor& each : all) each = f(each);
+    return all;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> all;
+    for (const std::optional<at::Tensor>& each :
+         value.toOptionalTensorVector()) {
+      all.push_back(each.has_value() ? std::optional<at::Tensor>(f(*each))
+                                     : std::nullopt);
+    }
+    return all;
+  }
+  return value;
+}
+
 // A call of an operator with a placed tensor among its arguments, which are the
 // last ones of a stack.
 class PlacedCall {
@@ -79,6 +100,12 @@ class PlacedCall {
 // has no way for these placements: then wholes are used.
 using PlacedRule = bool (*)(PlacedCall& call);
 
+// What is no index of `size` elements is an error, on a device of a later call.
+void CheckRange(const at::Tensor& indices, int64_t size, const char* what);
+
+// Computes a call whose placed tensors are copies, or that writes one.
+bool CopyRule(PlacedCall& call);
+
 // Returns null if there is none.
 PlacedRule FindRule(const c10::OperatorHandle& op);
 
@@ -92,6 +119,8 @@ struct NamedRule {
 std::vector<NamedRule> ProductRules();
 std::vector<NamedRule> ViewRules();
 std::vector<NamedRule> LayerRules();
+std::vector<NamedRule> AttentionRules();
+std::vector<NamedRule> SumRules();
 // Computes operators with the tag pointwise, and those that are like them.
 bool PointwiseRule(PlacedCall& call);
 // Computes _foreach_ operators, which are pointwise for lists of tensors.

@@ -25,26 +25,25 @@ at::Tensor PartOfArgument(const at::Tensor& tensor, int64_t from_end,
                           int64_t groups = 1) {
   const int64_t dim = tensor.dim() - from_end;
   // What is broadcast along it is the same for all parts.
-  if (dim < 0 || tensor.size(dim) == 1)
-    return group->SumInBackward(Whole(tensor));
+  if (dim < 0 || tensor.size(dim) == 1) return WholeForParts(tensor, group);
   return PartAs(tensor, TensorPlacement::Shard(dim, groups), group);
 }
 
 // An operator of one tensor that draws random numbers, on parts of what all
 // draw alike.
 bool DropoutRule(PlacedCall& call) {
-  const std::optional<int64_t> dim = call.Divided();
-  if (!dim.has_value()) return false;
+  const std::optional<TensorPlacement> shard = call.Shard();
+  if (!shard.has_value()) return false;
   const at::Tensor input = call.tensor(0);
   const double p = call[1].toDouble();
   if (!call[2].toBool() || p == 0) return call.Return(input);
   // All ranks draw for the whole, from one state of the generator.
   const at::Tensor part = PartForUse(input);
-  if (p == 1) return call.Return(part * 0, TensorPlacement::Shard(*dim));
+  if (p == 1) return call.Return(part * 0, *shard);
   const at::Tensor all =
       at::empty(input.sizes(), part.options()).bernoulli_(1 - p);
-  const at::Tensor mask = call.group()->SliceOf(all, *dim).div(1 - p);
-  return call.Return(part * mask, TensorPlacement::Shard(*dim));
+  const at::Tensor mask = SlicePart(all, *shard, *call.group()).div_(1 - p);
+  return call.Return(part * mask, *shard);
 }
 
 // A tensor of the sizes of the first argument, without random numbers; or that

@@ -11,11 +11,6 @@
 namespace tessera {
 namespace {
 
-// The part of a factor that all parts of the other one meet.
-at::Tensor WholeForParts(const at::Tensor& tensor, PartGroup* group) {
-  return group->SumInBackward(Whole(tensor));
-}
-
 // How the parts of two factors multiply: what each gives, and what the product
 // of these is of the whole.
 struct Plan {
@@ -43,9 +38,18 @@ std::optional<Plan> PlanProduct(const at::Tensor& a, const at::Tensor& b,
                                               b.sizes().slice(0, last_b - 1);
   if (!matrix && !same) return std::nullopt;
   const int64_t result_dims = a.dim();
+  const std::optional<TensorPlacement> a_shard = ShardOf(a);
   const std::optional<TensorPlacement> b_shard = ShardOf(b);
+  // Rows of a, where b is whole, or divided other than along a batch.
+  const bool by_rows =
+      matrix
+          ? !b_shard.has_value() && a_shard.has_value() && a_shard->dim < last_a
+          : along_a == last_a - 1 && (along_b < 0 || along_b >= last_b - 1);
+  if (by_rows) {
+    return Plan{PartForUse(a), WholeForParts(b, group), a_shard};
+  }
   if (b_shard.has_value() && b_shard->dim == outputs_b) {  // column-parallel
-    return Plan{WholeForParts(a, group.get()), PartForUse(b),
+    return Plan{WholeForParts(a, group), PartForUse(b),
                 TensorPlacement::Shard(result_dims - 1, b_shard->groups)};
   }
   if (along_b == inputs_b) {  // row-parallel
@@ -58,10 +62,6 @@ std::optional<Plan> PlanProduct(const at::Tensor& a, const at::Tensor& b,
   if (along_a < 0) return std::nullopt;
   if (along_a == last_a) {
     return Plan{PartForUse(a), PartAs(b, inputs_b, group), std::nullopt};
-  }
-  if (matrix || along_a == last_a - 1) {  // rows of a
-    return Plan{PartForUse(a), WholeForParts(b, group.get()),
-                TensorPlacement::Shard(along_a)};
   }
   return Plan{PartForUse(a), PartAs(b, along_a, group),
               TensorPlacement::Shard(along_a)};
@@ -100,7 +100,7 @@ bool LinearRule(PlacedCall& call) {
     part = plan->result->dim == last
                ? PartAs(bias, TensorPlacement::Shard(0, plan->result->groups),
                         group)
-               : WholeForParts(bias, group.get());
+               : WholeForParts(bias, group);
   }
   return call.Return(at::linear(plan->a, plan->b, part), *plan->result);
 }
@@ -125,7 +125,7 @@ bool AddmmRule(PlacedCall& call) {
       along >= 0 && bias.size(along) > 1
           ? PartAs(bias, TensorPlacement::Shard(along, plan->result->groups),
                    group)
-          : WholeForParts(bias, group.get());
+          : WholeForParts(bias, group);
   return call.Return(at::addmm(part, plan->a, plan->b), *plan->result);
 }
 

@@ -46,6 +46,24 @@ std::vector<int64_t> Resolved(std::vector<int64_t> sizes, int64_t numel) {
   return sizes;
 }
 
+// Returns how a dimension that is merged with those before it is divided: in as
+// many groups as there were elements before it. [B, T] divided along T becomes
+// [B * T] in B groups.
+std::optional<TensorPlacement> Merged(const at::Tensor& whole, int64_t dim,
+                                      at::IntArrayRef to, int64_t ranks) {
+  int64_t before = 1;
+  for (int64_t i = 0; i < dim; ++i) before *= whole.size(i);
+  int64_t seen = 1;
+  for (size_t i = 0; i < to.size(); seen *= to[i++]) {
+    if (seen * to[i] <= before) continue;
+    if (before % seen != 0) return std::nullopt;
+    const int64_t groups = before / seen;
+    if (groups == 1 || to[i] % (groups * ranks) != 0) return std::nullopt;
+    return TensorPlacement::Shard(static_cast<int64_t>(i), groups);
+  }
+  return std::nullopt;
+}
+
 // Returns how a view is divided: a dimension of groups stays one, or is split
 // in the groups and what each of them has.
 std::optional<TensorPlacement> InView(const at::Tensor& whole,
@@ -53,8 +71,11 @@ std::optional<TensorPlacement> InView(const at::Tensor& whole,
                                       at::IntArrayRef to, int64_t ranks) {
   std::optional<int64_t> now =
       DimInView(whole.sizes(), shard.dim, to, shard.groups == 1 ? ranks : 1);
+  if (shard.groups == 1) {
+    return now.has_value() ? TensorPlacement::Shard(*now)
+                           : Merged(whole, shard.dim, to, ranks);
+  }
   if (!now.has_value()) return std::nullopt;
-  if (shard.groups == 1) return TensorPlacement::Shard(*now);
   const auto at = static_cast<size_t>(*now);
   if (to[at] == whole.size(shard.dim)) {
     return TensorPlacement::Shard(*now, shard.groups);
@@ -127,33 +148,33 @@ bool TRule(PlacedCall& call) {
 }
 
 bool PermuteRule(PlacedCall& call) {
-  const std::optional<int64_t> dim = call.Divided();
-  if (!dim.has_value()) return false;
+  const std::optional<TensorPlacement> shard = call.Shard();
+  if (!shard.has_value()) return false;
   const int64_t dims = call.tensor(0).dim();
   const std::vector<int64_t> order = call[1].toIntVector();
   for (size_t i = 0; i < order.size(); ++i) {
-    if ((order[i] < 0 ? order[i] + dims : order[i]) == *dim) {
-      return OnPart(call, static_cast<int64_t>(i));
+    if ((order[i] < 0 ? order[i] + dims : order[i]) == shard->dim) {
+      return OnPart(call, static_cast<int64_t>(i), shard->groups);
     }
   }
   return false;
 }
 
 bool UnsqueezeRule(PlacedCall& call) {
-  const std::optional<int64_t> dim = call.Divided();
-  if (!dim.has_value()) return false;
-  const int64_t at = call.Dim(1, call.tensor(0).dim() + 1);
-  return OnPart(call, *dim >= at ? *dim + 1 : *dim);
+  const std::optional<TensorPlacement> shard = call.Shard();
+  if (!shard.has_value()) return false;
+  const int64_t at = call.Dim(1, call.tensor(0).dim() + 1), dim = shard->dim;
+  return OnPart(call, dim >= at ? dim + 1 : dim, shard->groups);
 }
 
 bool SqueezeRule(PlacedCall& call) {
-  const std::optional<int64_t> dim = call.Divided();
-  if (!dim.has_value() || call.size() < 2 || !call[1].isInt()) return false;
+  const std::optional<TensorPlacement> shard = call.Shard();
+  if (!shard.has_value() || call.size() < 2 || !call[1].isInt()) return false;
   const at::Tensor whole = call.tensor(0);
-  const int64_t at = call.Dim(1, whole.dim());
-  if (at == *dim) return false;
+  const int64_t at = call.Dim(1, whole.dim()), dim = shard->dim;
+  if (at == dim) return false;
   const bool goes = whole.size(at) == 1;
-  return OnPart(call, goes && *dim > at ? *dim - 1 : *dim);
+  return OnPart(call, goes && dim > at ? dim - 1 : dim, shard->groups);
 }
 
 bool ExpandRule(PlacedCall& call) {
@@ -173,19 +194,19 @@ bool ExpandRule(PlacedCall& call) {
 // Computes operators that read along a dimension, argument 1, which the
 // result has, too.
 bool AlongRule(PlacedCall& call) {
-  const std::optional<int64_t> dim = call.Divided();
-  if (!dim.has_value() || !call[1].isInt()) return false;
-  if (call.Dim(1, call.tensor(0).dim()) == *dim) return false;
-  return OnPart(call, *dim);
+  const std::optional<TensorPlacement> shard = call.Shard();
+  if (!shard.has_value() || !call[1].isInt()) return false;
+  if (call.Dim(1, call.tensor(0).dim()) == shard->dim) return false;
+  return OnPart(call, shard->dim, shard->groups);
 }
 
 // Computes the same where the result lacks that dimension.
 bool SelectRule(PlacedCall& call) {
-  const std::optional<int64_t> dim = call.Divided();
-  if (!dim.has_value() || !call[1].isInt()) return false;
-  const int64_t at = call.Dim(1, call.tensor(0).dim());
-  if (at == *dim) return false;
-  return OnPart(call, *dim > at ? *dim - 1 : *dim);
+  const std::optional<TensorPlacement> shard = call.Shard();
+  if (!shard.has_value() || !call[1].isInt()) return false;
+  const int64_t at = call.Dim(1, call.tensor(0).dim()), dim = shard->dim;
+  if (at == dim) return false;
+  return OnPart(call, dim > at ? dim - 1 : dim, shard->groups);
 }
 
 // In how many equal parts a call of split or chunk divides a dimension of that
@@ -207,10 +228,7 @@ int64_t EqualParts(PlacedCall& call, int64_t size) {
 // The groups of a dimension, each divided.
 bool SplitGroups(PlacedCall& call, const TensorPlacement& shard) {
   const at::Tensor whole = call.tensor(0);
-  if (call.Dim(2, whole.dim()) != shard.dim ||
-      EqualParts(call, whole.size(shard.dim)) != shard.groups) {
-    return false;
-  }
+  if (EqualParts(call, whole.size(shard.dim)) != shard.groups) return false;
   std::vector<at::Tensor> parts =
       PartForUse(whole).chunk(shard.groups, shard.dim);
   for (at::Tensor& part : parts) {
@@ -222,16 +240,14 @@ bool SplitGroups(PlacedCall& call, const TensorPlacement& shard) {
 // Computes operators that give a list of tensors; argument 2 is the dimension.
 bool SplitRule(PlacedCall& call) {
   const std::optional<TensorPlacement> shard = call.Shard();
-  if (shard.has_value() && shard->groups > 1) return SplitGroups(call, *shard);
-  const std::optional<int64_t> dim = call.Divided();
-  if (!dim.has_value()) return false;
-  if (call.Dim(2, call.tensor(0).dim()) == *dim) return false;
+  if (!shard.has_value()) return false;
+  if (call.Dim(2, call.tensor(0).dim()) == shard->dim) {
+    return shard->groups > 1 && SplitGroups(call, *shard);
+  }
   call[0] = PartForUse(call.tensor(0));
   call.Run();
   std::vector<at::Tensor> parts = call[0].toTensorVector();
-  for (at::Tensor& part : parts) {
-    part = call.Made(part, TensorPlacement::Shard(*dim));
-  }
+  for (at::Tensor& part : parts) part = call.Made(part, *shard);
   call[0] = parts;
   return true;
 }

@@ -148,6 +148,11 @@ class PlacedVariables final : public VariablesOfLibtorch {
     const Placed* const placed = PlacedOf(tensor);
     const Placed* const from = PlacedOf(source);
     if (placed == nullptr && from == nullptr) return next().set_data(t, data);
+    if (placed != nullptr && from == nullptr &&
+        placed->placement.kind == TensorPlacement::kCopy) {
+      set_data(t, Place(source, placed->placement, placed->group));
+      return;
+    }
     if (placed == nullptr || from == nullptr ||
         !(placed->placement == from->placement) ||
         placed->group != from->group) {

@@ -61,6 +61,8 @@ struct GradientOptions {
   bool mean = true;          // false: the sum over ranks
   double predivide = 1;      // DeepSpeed's gradient_predivide_factor
   int64_t accumulation = 1;  // micro-batches of a step
+  // So many neighbours have the same samples, and addends of their gradients.
+  int ranks_of_sample = 1;
   // Gradients may be float16 somewhere, whatever the flats' dtypes are.
   bool half = false;
   // All gradients are used within Run (MicroBatch::uses_up).
@@ -218,6 +220,10 @@ class Gradients {
                       const std::vector<bool>& held);
   void Discard();
   MeanOptions mean() const;
+  // How many ranks have samples of their own.
+  int data_ranks() const {
+    return comm_->world_size() / options_.ranks_of_sample;
+  }
   void Measure(const std::vector<double>& weights);
 
   // How weights of a step count.

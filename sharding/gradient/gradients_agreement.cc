@@ -97,7 +97,7 @@ void Gradients::Measure(const std::vector<double>& weights) {
   if (largest == 0) return;
   if (equal) {
     measure_.unit = largest;
-    measure_.sum_divisor = comm_->world_size();
+    measure_.sum_divisor = data_ranks();
     return;
   }
   // As without weights a backward has no more than 1 / accumulation, and a mean
@@ -105,21 +105,20 @@ void Gradients::Measure(const std::vector<double>& weights) {
   const int power =
       CeilLog2(largest) + CeilLog2(static_cast<double>(options_.accumulation));
   measure_.unit = std::ldexp(1, std::min(power, 1023));
-  measure_.sum_divisor = std::ldexp(1, CeilLog2(comm_->world_size()));
+  measure_.sum_divisor = std::ldexp(1, CeilLog2(data_ranks()));
 }
 
 MeanOptions Gradients::mean() const {
   double base = 1;
   if (options_.mean) {
-    base = running().weight.has_value() ? measure_.sum_divisor
-                                        : comm_->world_size();
+    base = running().weight.has_value() ? measure_.sum_divisor : data_ranks();
   }
   return {options_.predivide, base / options_.predivide};
 }
 
 double Gradients::weight_divisor() const {
   return total_weight_ /
-         (options_.mean ? measure_.sum_divisor : comm_->world_size());
+         (options_.mean ? measure_.sum_divisor : data_ranks());
 }
 
 std::string Gradients::TakePlacedWrites() const {
@@ -193,7 +192,9 @@ absl::Status Gradients::AddWeights(const std::vector<double>& weights) {
           " gave a weight and rank ", std::isnan(weights[0]) ? 0 : rank,
           " gave none; all ranks must do the same"));
     }
-    sum += weights[rank];
+    if (rank % static_cast<size_t>(options_.ranks_of_sample) == 0) {
+      sum += weights[rank];
+    }
   }
   if (!std::isnan(sum)) {
     weights_ = Weights::kGiven;

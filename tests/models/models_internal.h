@@ -9,30 +9,50 @@
 #include <memory>
 #include <string>
 
+#include "parallel/tensor/divide_sequence.h"
+#include "parallel/tensor/placed.h"
 #include "tests/models/models.h"
 
 namespace tessera {
 
-// Random inputs of one micro-batch of one rank, on the model's device.
+// Random inputs of one micro-batch of one rank, on the model's device. Where
+// sequences are divided, so are those of which the ranks divide a dimension:
+// the second, else the first of the others.
 class Inputs {
  public:
   Inputs(const TestModel& model, int rank, int64_t micro_batch)
-      : dtype_(model.dtype()),
+      : model_(model),
+        dtype_(model.dtype()),
         device_(model.parameters()[0].device()),
         generator_(at::detail::createCPUGenerator(
             1000003 * static_cast<uint64_t>(micro_batch) +
             static_cast<uint64_t>(rank) + 17)) {}
 
   // Returns numbers in the model's dtype.
-  at::Tensor Normal(at::IntArrayRef sizes) { return Target(sizes).to(dtype_); }
+  at::Tensor Normal(at::IntArrayRef sizes) {
+    return Divided(Target(sizes).to(dtype_));
+  }
   at::Tensor Target(at::IntArrayRef sizes) {
     return torch::randn(sizes, generator_).to(device_);
   }
   at::Tensor Tokens(int64_t below, at::IntArrayRef sizes) {
-    return torch::randint(below, sizes, generator_, torch::kLong).to(device_);
+    return Divided(
+        torch::randint(below, sizes, generator_, torch::kLong).to(device_));
   }
 
  private:
+  at::Tensor Divided(const at::Tensor& whole) const {
+    const Placed* const placed = PlacedOf(model_.parameters()[0]);
+    if (placed == nullptr) return whole;
+    for (const int64_t dim : {1, 0, 2, 3}) {
+      if (dim < whole.dim() && whole.size(dim) % placed->group->size() == 0) {
+        return DivideSequence(model_, whole, dim);
+      }
+    }
+    return whole;
+  }
+
+  const TestModel& model_;
   const at::ScalarType dtype_;
   const at::Device device_;
   at::Generator generator_;

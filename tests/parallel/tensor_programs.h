@@ -44,7 +44,7 @@ struct DividedNetImpl : torch::nn::Module {
 TORCH_MODULE(DividedNet);
 
 // Sizes of `tokens`.
-inline constexpr int64_t kProgramBatch = 2, kProgramLength = 5;
+inline constexpr int64_t kProgramBatch = 2, kProgramLength = 6;
 
 // Computes a loss with the module. `tokens` are [batch, length].
 using TensorProgram =

@@ -53,6 +53,7 @@ void VisitResult(Spec& spec, const Visit& visit) {
   visit("libtorch_exact", &spec.libtorch_exact);
   visit("libtorch_fused", &spec.libtorch_fused);
   visit("tensor", &spec.tensor);
+  visit("sequence", &spec.sequence);
   visit("pipeline", &spec.pipeline);
   visit("split", &spec.split);
   visit("schedule", &spec.schedule);
@@ -333,6 +334,7 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
   }
   SetOffload(spec, &config);
   config.mutable_tensor_parallel()->set_autotp_size(spec.tensor);
+  config.set_sequence_parallel_size(spec.sequence);
   if (spec.pipeline > 1) {
     proto::Pipeline* const pipeline = config.mutable_pipeline();
     pipeline->set_stages(spec.pipeline);
@@ -349,7 +351,8 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
 OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   OracleOptions options;
   options.tensor_ranks = spec.tensor;
-  world_size /= spec.tensor * spec.pipeline;
+  options.sequence_ranks = spec.sequence;
+  world_size /= spec.tensor * spec.pipeline * spec.sequence;
   options.world_size = world_size;
   options.device = spec.OracleDevice();
   if (spec.stage > 0) options.shard_group_size = spec.shard_group;

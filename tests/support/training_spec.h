@@ -55,6 +55,7 @@ struct TrainingSpec {
   // (TensorCutsOf).
   int tensor = 1;
   int cuts = 0;
+  int sequence = 1;  // sequence_parallel_size
   // pipeline.stages, each with the oracle's ranks; and pipeline.split_points,
   // separated by ';'. "": where elements say.
   int pipeline = 1;
@@ -104,12 +105,12 @@ struct TrainingSpec {
   // result.
   std::string more;
 
-  // Converts to "model=Gpt stage=3", the fields that differ from the defaults,
-  // and back. Of two fields with one name the first one counts.
   // Returns which rank of the oracle's a rank of a job is.
   int DataRank(int rank, int world_size) const {
-    return rank % std::max(1, world_size / pipeline) / tensor;
+    return rank % std::max(1, world_size / pipeline) / (tensor * sequence);
   }
+  // Converts to "model=Gpt stage=3", the fields that differ from the defaults,
+  // and back. Of two fields with one name the first one counts.
   std::string ToText() const;
   static TrainingSpec FromText(absl::string_view text);
   // Returns the device that the oracle also trains on.

@@ -103,7 +103,7 @@ LAYERS = {
     "verify/plain": ["sharding/dispatch"],
     "verify/parts": ["base/...", "comm", "parallel/tensor"],
     "verify": ["base/...", "verify/factored", "verify/plain", "verify/parts", "config", "comm", "comm/world", "parallel/tensor", "sharding/...", "engine/...", "offload/...", "nn"],
-    "tessera": ["base/...", "config", "comm", "comm/world", "data/...", "monitor", "loader", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "evaluation", "verify", "nn"],
+    "tessera": ["base/...", "config", "comm", "comm/world", "data/...", "monitor", "loader", "parallel/tensor", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "evaluation", "verify", "nn"],
     "examples": ["tessera", "base/...", "config", "config/reader", "comm", "comm/world", "data/...", "monitor", "loader", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "evaluation", "offload/...", "nn"],
     "benchmarks/gpt": ["base/...", "verify/plain"],
     "benchmarks": ["tessera", "testing/device", "benchmarks/gpt", "base/...", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim", "optim/algorithms", "optim/kernels", "optim/matrix", "checkpoint/...", "engine/...", "verify/...", "offload/...", "nn", "parallel/..."],

@@ -119,6 +119,31 @@ absl::Status PartTurns::Exchange(int part, const CommCall& call) {
   return failed_;
 }
 
+void PartTurns::SumUp() {
+  at::Tensor sum;
+  for (const CommCall* const call : calls_) {
+    const at::Tensor& t = call->out;
+    const bool narrow = at::isReducedFloatingType(t.scalar_type());
+    const at::Tensor term = narrow ? t.to(at::kFloat) : t;
+    sum = sum.defined() ? sum + term : term.clone();
+  }
+  for (const CommCall* const call : calls_) call->out.copy_(sum);
+}
+
+// To each part what each has for it.
+void PartTurns::HandOut() {
+  const bool all = calls_[0]->op == CollectiveOp::kAllGather;
+  for (int to = 0; to < parts_; ++to) {
+    const at::Tensor& out = calls_[static_cast<size_t>(to)]->out;
+    const int64_t numel = out.numel() / parts_;
+    for (int from = 0; from < parts_; ++from) {
+      const at::Tensor& in = calls_[static_cast<size_t>(from)]->in;
+      out.narrow(0, from * numel, numel)
+          .copy_(in.narrow(0, all ? 0 : to * numel, numel));
+    }
+  }
+}
+
 // Carries out the call of all parts.
 void PartTurns::Combine() {
   const TorchScope scope;
@@ -130,25 +155,16 @@ void PartTurns::Combine() {
         "the parts of a model are in different collectives"));
   }
   if (!failed_.ok()) return;
-  const bool sums = calls_[0]->op == CollectiveOp::kAllReduce;
-  TESSERA_CHECK(sums || calls_[0]->op == CollectiveOp::kAllGather);
-  at::Tensor sum;
-  for (const CommCall* const call : calls_) {
-    if (!sums) break;
-    const at::Tensor& t = call->out;
-    const bool narrow = at::isReducedFloatingType(t.scalar_type());
-    const at::Tensor term = narrow ? t.to(at::kFloat) : t;
-    sum = sum.defined() ? sum + term : term.clone();
-  }
-  for (const CommCall* const call : calls_) {
-    if (sums) {
-      call->out.copy_(sum);
-      continue;
-    }
-    for (int from = 0; from < parts_; ++from) {
-      const at::Tensor& part = calls_[static_cast<size_t>(from)]->in;
-      call->out.narrow(0, from * part.numel(), part.numel()).copy_(part);
-    }
+  switch (calls_[0]->op) {
+    case CollectiveOp::kAllReduce:
+      SumUp();
+      break;
+    case CollectiveOp::kAllGather:
+    case CollectiveOp::kAllToAll:
+      HandOut();
+      break;
+    default:
+      TESSERA_CHECK(false);
   }
   for (const CommCall*& call : calls_) call = nullptr;
 }

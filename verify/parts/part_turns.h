@@ -54,6 +54,8 @@ class PartTurns {
 
   absl::Status Exchange(int part, const CommCall& call);
   void Combine();
+  void SumUp();
+  void HandOut();
   void AwaitTurn(std::unique_lock<std::mutex>* lock, int part);
   void PassTurn(int part);
   void RunPart(int part, const std::function<void(int part)>& run);
