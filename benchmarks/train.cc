@@ -123,7 +123,8 @@ class Sharded : public Trainer {
         engine_->TrainBatch([&](int64_t i) {
           const Engine::AutocastScope autocast(engine_.get());  // if it is on
           const auto at = static_cast<size_t>(i);
-          return model_->Loss(inputs[at], targets[at]);
+          return model_->Loss(DivideSequence(*model_, inputs[at], 1),
+                              targets[at]);
         }));
     double value = 0;
     for (const at::Tensor& loss : losses) {
@@ -285,7 +286,7 @@ absl::Status Run(int argc, char** argv) {
   task.rows = config.train_micro_batch_size_per_gpu() *
               config.gradient_accumulation_steps();
   task.dtype = DtypeOf(config);
-  task.alike = TensorRanksOf(config);
+  task.alike = TensorRanksOf(config) * SequenceRanksOf(config);
   task.data_ranks = world->world_size() / task.alike / PipelineRanksOf(config);
   auto model = MakeModel(task.device);
   for (const at::Tensor& p : model->parameters()) task.parameters += p.numel();

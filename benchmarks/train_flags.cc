@@ -28,6 +28,7 @@ ABSL_FLAG(double, peak_tflops, 0,
 ABSL_FLAG(std::string, device, "cpu", "cpu, or gpu: World::device().");
 ABSL_FLAG(int, stage, 3, "ZeRO stage, 0 to 3.");
 ABSL_FLAG(int, tensor, 1, "tensor_parallel.autotp_size.");
+ABSL_FLAG(int, sequence, 1, "sequence_parallel_size.");
 ABSL_FLAG(int, pipeline, 1, "pipeline.stages.");
 ABSL_FLAG(int, micro_batches, 1,
           "Micro-batches of a step (gradient_accumulation_steps), each of "
@@ -87,6 +88,7 @@ proto::Config ConfigOfOtherFlags() {
   config.mutable_zero_optimization()->set_stage(absl::GetFlag(FLAGS_stage));
   config.mutable_tensor_parallel()->set_autotp_size(
       absl::GetFlag(FLAGS_tensor));
+  config.set_sequence_parallel_size(absl::GetFlag(FLAGS_sequence));
   config.mutable_pipeline()->set_stages(absl::GetFlag(FLAGS_pipeline));
   config.set_gradient_accumulation_steps(absl::GetFlag(FLAGS_micro_batches));
   SetOffload(config.mutable_zero_optimization());
@@ -127,8 +129,8 @@ absl::Status CheckEngine() {
   }
   if (engine != "tessera") {
     TESSERA_RETURN_IF_ERROR(AtDefaults(absl::StrCat("--engine ", engine),
-                                       FLAGS_init, FLAGS_config, FLAGS_pipeline,
-                                       FLAGS_micro_batches));
+                                       FLAGS_init, FLAGS_config, FLAGS_sequence,
+                                       FLAGS_pipeline, FLAGS_micro_batches));
   }
   if (engine == "plain_bf16" && absl::GetFlag(FLAGS_dtype) != "bf16") {
     return absl::InvalidArgumentError(
@@ -139,10 +141,10 @@ absl::Status CheckEngine() {
   }
   if (absl::GetFlag(FLAGS_config).empty()) return absl::OkStatus();
   return AtDefaults("--config, which says it itself", FLAGS_stage, FLAGS_dtype,
-                    FLAGS_tensor, FLAGS_pipeline, FLAGS_micro_batches,
-                    FLAGS_micro_batch, FLAGS_clip, FLAGS_recompute,
-                    FLAGS_states_on_disk, FLAGS_parameters_on_disk,
-                    FLAGS_early_step, FLAGS_backend);
+                    FLAGS_tensor, FLAGS_sequence, FLAGS_pipeline,
+                    FLAGS_micro_batches, FLAGS_micro_batch, FLAGS_clip,
+                    FLAGS_recompute, FLAGS_states_on_disk,
+                    FLAGS_parameters_on_disk, FLAGS_early_step, FLAGS_backend);
 }
 
 // `words` is what is left of the command line.

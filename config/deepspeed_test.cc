@@ -257,8 +257,6 @@ TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
        "scheduler.type: LambdaLR: call Engine::SetLearningRate before each "
        "Step "
        "instead"},
-      {"\"sequence_parallel_size\": 2",
-       "sequence_parallel_size: 2: sequence parallelism"},
       {"\"tensor_parallel\": {\"autotp_size\": 2, "
        "\"partition_config\": {\"a\": 1}}",
        "tensor_parallel.partition_config: tp_plan says what is divided"},

@@ -172,6 +172,27 @@ TEST(Parallel, PipelinesThatIdleAreNoted) {
                           "pipeline.stages is 0"));
 }
 
+TEST(Parallel, PartsOfSequencesAreARank) {
+  const ConfigReport report = ReportOf("\"sequence_parallel_size\": 2", 4);
+  EXPECT_EQ(SequenceRanksOf(report.config), 2);
+  TESSERA_EXPECT_OK(CheckRunnable(report.config));
+  for (const auto& [other, why] :
+       {std::pair("\"tensor_parallel\": {\"autotp_size\": 2}",
+                  "tensor_parallel.autotp_size above 1"),
+        std::pair("\"pipeline\": {\"stages\": 2}",
+                  "pipeline.stages above 1")}) {
+    EXPECT_THAT(
+        CheckRunnable(
+            ReportOf(absl::StrCat("\"sequence_parallel_size\": 2, ", other), 8)
+                .config),
+        StatusIs(StatusCode::kUnimplemented,
+                 absl::StrCat("not available in this version: "
+                              "sequence_parallel_size: 2: parts of sequences "
+                              "with ",
+                              why)));
+  }
+}
+
 TEST(Parallel, StagesOfDividedLayersAreRefusedWhereTheyWouldRun) {
   const ConfigReport report =
       ReportOf(absl::StrCat("\"tensor_parallel\": {\"autotp_size\": 2}, ",

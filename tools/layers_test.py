@@ -33,8 +33,8 @@ MAX_FILES = 25
 # What a program includes; how many of our headers that may name, and reach. Its
 # folder alone is a prefix that compilers search, so <> finds it.
 PUBLIC = "tessera/tessera.h"
-MAX_NAMED = 12
-MAX_REACHED = 45
+MAX_NAMED = 13
+MAX_REACHED = 46
 
 
 def read_layers(path):
