@@ -58,9 +58,10 @@ inline constexpr char kPhases[] = "ICFBSK";
 
 struct RankSpec {
   int stage = 0;
-  int tensor = 1, pipeline = 1;  // ranks that share a model's layers
-  bool marks = false;            // writes its phases
-  bool forks = false;            // has children that outlive it
+  // Ranks that share a model's layers, or sequences.
+  int tensor = 1, pipeline = 1, sequence = 1;
+  bool marks = false;  // writes its phases
+  bool forks = false;  // has children that outlive it
   // Starts without descriptors 0, 1 and 2, as a daemon may.
   bool is_closed = false;
   absl::Duration timeout = absl::Minutes(5);
@@ -68,16 +69,17 @@ struct RankSpec {
   std::string clock;  // the one it follows (tests/failure/moved_clock.h)
 
   std::string ToText() const {
-    return absl::StrCat(stage, " ", tensor, " ", pipeline, " ", marks ? 1 : 0,
-                        " ", forks ? 1 : 0, " ", is_closed ? 1 : 0, " ",
-                        absl::FormatDuration(timeout), " ", folder, " ", clock);
+    return absl::StrCat(stage, " ", tensor, " ", pipeline, " ", sequence, " ",
+                        marks ? 1 : 0, " ", forks ? 1 : 0, " ",
+                        is_closed ? 1 : 0, " ", absl::FormatDuration(timeout),
+                        " ", folder, " ", clock);
   }
   static RankSpec FromText(const std::string& text) {
     std::string timeout;
     RankSpec spec;
     std::istringstream(text) >> spec.stage >> spec.tensor >> spec.pipeline >>
-        spec.marks >> spec.forks >> spec.is_closed >> timeout >> spec.folder >>
-        spec.clock;
+        spec.sequence >> spec.marks >> spec.forks >> spec.is_closed >>
+        timeout >> spec.folder >> spec.clock;
     absl::ParseDuration(timeout, &spec.timeout);
     return spec;
   }
@@ -125,6 +127,7 @@ inline absl::Status TrainForEver(const RankSpec& spec, int argc, char** argv) {
   TrainingSpec training;
   training.stage = spec.stage;
   training.tensor = spec.tensor;
+  training.sequence = spec.sequence;
   training.pipeline = spec.pipeline;
   training.accumulation = spec.pipeline;
   const int data_rank = training.DataRank(world->rank(), world->world_size());

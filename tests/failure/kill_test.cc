@@ -6,7 +6,8 @@
 //       [--forks=2] [--closed=3]
 //
 // With --axes=1 two ranks of a model share its layers, as stages of a pipeline
-// or as parts of tensors. The last three are those of kill_options.h.
+// or as parts of tensors, or its sequences. The last three are those of
+// kill_options.h.
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -72,7 +73,7 @@ bool IsListening(uint16_t port) {
 
 struct Plan {
   int stage, world_size, victim, times;
-  int tensor = 1, pipeline = 1;
+  int tensor = 1, pipeline = 1, sequence = 1;
   char phase;
   absl::Duration delay;
   bool rank0_hosts;
@@ -82,9 +83,10 @@ struct Plan {
 
   std::string ToText() const {
     return absl::StrCat("stage ", stage, ", tensor ", tensor, ", pipeline ",
-                        pipeline, ", ", world_size, " ranks, rank ", victim,
-                        " in phase ", std::string(1, phase), " number ", times,
-                        " after ", absl::FormatDuration(delay),
+                        pipeline, ", sequence ", sequence, ", ", world_size,
+                        " ranks, rank ", victim, " in phase ",
+                        std::string(1, phase), " number ", times, " after ",
+                        absl::FormatDuration(delay),
                         rank0_hosts ? ", rank 0 hosts the store" : "",
                         forks ? ", with children" : "",
                         is_closed ? ", without descriptors" : "",
@@ -98,7 +100,8 @@ Plan PlanOf(int seed) {
   Plan plan;
   plan.stage = seed % 4;
   plan.world_size = g_axes > 0 ? 2 + seed / 4 % 2 * 2 : 2 + seed / 4 % 3;
-  if (g_axes > 0) (seed % 3 == 0 ? plan.tensor : plan.pipeline) = 2;
+  int* const axes[] = {&plan.tensor, &plan.pipeline, &plan.sequence};
+  if (g_axes > 0) *axes[seed % 3] = 2;
   plan.victim = up_to(plan.world_size);
   plan.phase = kPhases[seed % 6];
   const bool repeats = plan.phase != 'I' && plan.phase != 'C';
@@ -128,6 +131,7 @@ TEST(KillTest, TheSurvivorsEndSoonAndNameTheDead) {
     spec.stage = plan.stage;
     spec.tensor = plan.tensor;
     spec.pipeline = plan.pipeline;
+    spec.sequence = plan.sequence;
     spec.forks = plan.forks;
     spec.is_closed = plan.is_closed;
     spec.folder = folder.path();

@@ -1,8 +1,10 @@
-// What programs do with an engine whose layers are divided, besides training.
+// What programs do with an engine whose layers, or sequences, are divided,
+// besides training.
 #include <torch/torch.h>
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -45,8 +47,10 @@ TESSERA_RANK_FUNCTION(EvaluateFiveSamples) {
 }
 
 TEST(TensorCalls, EvaluationCountsEachSampleOnce) {
-  EXPECT_THAT(RunOnRanks(4, "EvaluateFiveSamples", "model=Gpt tensor=2"),
-              Each("2 of 5"));
+  for (const char* const spec :
+       {"model=Gpt tensor=2", "model=Gpt sequence=2"}) {
+    EXPECT_THAT(RunOnRanks(4, "EvaluateFiveSamples", spec), Each("2 of 5"));
+  }
 }
 
 // Where one rank of a group fails the others do not wait for its part.
@@ -59,8 +63,11 @@ TESSERA_RANK_FUNCTION(OneFails) {
 }
 
 TEST(TensorCalls, AFailureOfOneRankIsOneOfAll) {
-  EXPECT_THAT(RunOnRanks(2, "OneFails", "model=Gpt tensor=2 stage=1"),
-              Each(AnyOf("failed", HasSubstr("UNAVAILABLE"))));
+  for (const char* const spec :
+       {"model=Gpt tensor=2 stage=1", "model=Gpt sequence=2 stage=0"}) {
+    EXPECT_THAT(RunOnRanks(2, "OneFails", spec),
+                Each(AnyOf("failed", HasSubstr("UNAVAILABLE"))));
+  }
 }
 
 // Replicas hold other parts than their neighbours.
@@ -83,10 +90,12 @@ TESSERA_RANK_FUNCTION(WriteAndSave) {
 }
 
 TEST(TensorCalls, WritesToPartsAreNoDifference) {
-  EXPECT_THAT(RunOnRanks(4, "WriteAndSave",
-                         "model=Gpt tensor=2 stage=3 shard_group=1 "
-                         "more=sharding{check_writes:true}"),
-              Each("OK"));
+  for (const char* const axis : {"tensor=2 shard_group=1", "sequence=2"}) {
+    EXPECT_THAT(RunOnRanks(4, "WriteAndSave",
+                           absl::StrCat("model=Gpt stage=3 ", axis,
+                                        " more=sharding{check_writes:true}")),
+                Each("OK"));
+  }
 }
 
 // One module after the other way: what an engine has left of gradients does not
@@ -94,8 +103,10 @@ TEST(TensorCalls, WritesToPartsAreNoDifference) {
 TESSERA_RANK_FUNCTION(TrainInTurns) {
   TrainingSpec spec = TrainingSpec::FromText(args);
   auto model = BuildModel(spec.model, world.rank() / 2);
-  for (const int tensor : {1, 2, 1, 2}) {
+  for (const auto& [tensor, sequence] :
+       {std::pair(1, 1), {2, 1}, {1, 2}, {1, 1}, {1, 2}, {2, 1}}) {
     spec.tensor = tensor;
+    spec.sequence = sequence;
     TESSERA_ASSIGN_OR_RETURN(auto engine,
                              MakeEngine(model, spec, world.communicator()));
     for (int64_t i = 0; i < 2; ++i) {

@@ -135,6 +135,8 @@ TEST(TensorValuesTest, ComeBackWholeAsTheyWereSet) {
               Each(""));
   EXPECT_THAT(RunOnRanks(2, "SetByName", "model=Gpt tensor=2 stage=3 cuts=1"),
               Each(""));
+  EXPECT_THAT(RunOnRanks(2, "SetByName", "model=Gpt sequence=2 stage=3"),
+              Each(""));
 }
 
 class TensorCheckpointTest : public ::testing::Test {
@@ -155,6 +157,7 @@ TEST_F(TensorCheckpointTest, LoadsOverAnyOtherParts) {
            Job{2, "model=Gpt tensor=2 stage=1 cuts=1"},
            Job{2, "model=Gpt stage=3"},
            Job{4, "model=Gpt tensor=4 stage=0 cuts=2"},
+           Job{4, "model=Gpt sequence=2 stage=3"},
        }) {
     EXPECT_THAT(On(loader, "Load"), Each(saved)) << loader.spec;
   }
@@ -170,6 +173,20 @@ TEST_F(TensorCheckpointTest, PartsComeFromAWholeRun) {
   EXPECT_THAT(
       On({3, "model=Attention dtype=bf16 tensor=3 stage=0 cuts=1"}, "LoadBoth"),
       Each(""));
+}
+
+TEST_F(TensorCheckpointTest, RanksOfASequenceSaveAsOthers) {
+  const std::string saved =
+      On({4, "model=Gpt dtype=bf16 sequence=2 stage=3"}, "TrainAndSave")[0];
+  for (const Job& loader : {
+           Job{2, "model=Gpt dtype=bf16 sequence=2 stage=0"},
+           Job{3, "model=Gpt dtype=bf16 stage=2"},
+           Job{2, "model=Gpt dtype=bf16 tensor=2 stage=3"},
+       }) {
+    EXPECT_THAT(On(loader, "Load"), Each(saved)) << loader.spec;
+  }
+  EXPECT_THAT(On({2, "model=Gpt dtype=bf16 sequence=2 stage=3"}, "LoadBoth"),
+              Each(""));
 }
 
 }  // namespace
