@@ -30,11 +30,13 @@ using ::testing::HasSubstr;
 constexpr int kRanks = 3;
 constexpr absl::Duration kTimeout = absl::Seconds(5);
 
-// The host's clock is set by `hours`.
+// The host's clock is set by `hours`. The last are ranks that share layers or
+// sequences.
 struct StopCase {
-  int stage;
-  bool rank0_hosts;
-  int hours;
+  int stage = 0;
+  bool rank0_hosts = false;
+  int hours = 0;
+  int tensor = 1, pipeline = 1, sequence = 1;
 };
 
 class StopJob {
@@ -67,6 +69,9 @@ class StopJob {
   RankSpec Spec() const {
     RankSpec spec;
     spec.stage = case_.stage;
+    spec.tensor = case_.tensor;
+    spec.pipeline = case_.pipeline;
+    spec.sequence = case_.sequence;
     spec.timeout = kTimeout;
     spec.folder = folder_.path();
     spec.clock = clock_folder_.path() + "/clock";
@@ -88,13 +93,14 @@ void StopJob::ExpectLine(const std::string& line) const {
       line,
       AllOf(HasSubstr("DEADLINE_EXCEEDED: "),
             ContainsRegex("(unit|agreement|broadcast|parameters|checkpoint|"
-                          "end of an update)"),
+                          "end of an update|part|micro-batch|stage)"),
             ContainsRegex(" #[0-9]+ \\((pull|all-gather|reduce-scatter sum|"
                           "all-reduce sum|broadcast from rank 0|agreement)"),
             HasSubstr("has not ended within 5s: "),
             ContainsRegex(absl::StrCat(
                 "rank ", victim(),
-                " has not (come|sent its shard [0-9]+ of version [0-9]+) \\(")),
+                " has not (come|sent its (shard|message) [0-9]+( of version "
+                "[0-9]+)?) \\(")),
             ContainsRegex(
                 case_.rank0_hosts
                     ? "ago, (in|out of) .*it is stopped.*the store does not "
@@ -174,7 +180,12 @@ TEST_P(StopTest, TheOthersNameItTheCollectiveAndTheUnit) {
 INSTANTIATE_TEST_SUITE_P(
     Stages, StopTest,
     testing::Values(
-        std::vector<StopCase>{{0, false, 24}, {3, false, -24}, {2, true, -24}},
+        std::vector<StopCase>{{0, false, 24},
+                              {3, false, -24},
+                              {2, true, -24},
+                              {.stage = 1, .hours = 24, .tensor = 3},
+                              {.stage = 1, .hours = 24, .pipeline = 3},
+                              {.stage = 3, .hours = 24, .sequence = 3}},
         std::vector<StopCase>{{3, false, -24}}),
     [](const testing::TestParamInfo<std::vector<StopCase>>& info) {
       return info.param.size() == 1 ? "Stage3" : "AllStages";

@@ -236,6 +236,23 @@ TensorPrograms ForwardPrograms() {
          return ProgramLoss(net, net->a->down(y + none), t) + all * one +
                 out.sum();
        }},
+      {"values that are read",
+       [](DividedNet& net, const Tensor& t) {
+         const Tensor y = net->a->up(net->words(t));
+         const double most = y.abs().max().item<double>();
+         Tensor scaled = y / most;
+         if (scaled.select(1, 0).sum().item<double>() > 0) scaled = -scaled;
+         return ProgramLoss(net, net->a->down(scaled), t);
+       }},
+      {"sizes by values",
+       [](DividedNet& net, const Tensor& t) {
+         const Tensor y = net->a->up(net->words(t));
+         const Tensor rows = at::nonzero(y.gt(0.1));
+         const Tensor some = y.masked_select(y.lt(-0.1));
+         const Tensor words = y.index({t.gt(9)});
+         return ProgramLoss(net, net->a->down(y), t) + some.square().sum() +
+                words.mean() * static_cast<double>(rows.size(0));
+       }},
       {"a penalty of gradients",
        [](DividedNet& net, const Tensor& t) {
          const Tensor x = net->words(t).detach().requires_grad_();
