@@ -63,6 +63,7 @@ std::optional<Plan> PlanProduct(const at::Tensor& a, const at::Tensor& b,
   if (along_a == last_a) {
     return Plan{PartForUse(a), PartAs(b, inputs_b, group), std::nullopt};
   }
+  if (matrix) return std::nullopt;  // rows of a, inputs of b by groups
   return Plan{PartForUse(a), PartAs(b, along_a, group),
               TensorPlacement::Shard(along_a)};
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/strip.h"
 #include "tests/models/models_internal.h"
 
 namespace tessera {
@@ -31,9 +32,12 @@ at::ScalarType TestModel::dtype() const {
 }
 
 std::shared_ptr<TestModel> MakeTestModel(absl::string_view name) {
+  const bool divides_inputs = absl::ConsumePrefix(&name, "Divided:");
   auto maker = Makers().find(std::string(name));
   TORCH_CHECK(maker != Makers().end(), "no test model ", std::string(name));
-  return maker->second();
+  auto model = maker->second();
+  model->divides_inputs = divides_inputs;
+  return model;
 }
 
 std::vector<std::string> TestModelNames() {

@@ -26,6 +26,9 @@ class TestModel : public torch::nn::Module {
   // Returns the dtype of the first real floating parameter; the model casts its
   // inputs to it.
   at::ScalarType dtype() const;
+  // Whether a rank that has parts of parameters takes parts of inputs, too.
+  // With copies of parameters it always does.
+  bool divides_inputs = false;
 };
 
 // Makes a model by its name:
@@ -77,7 +80,8 @@ class TestModel : public torch::nn::Module {
 //                   tokens
 //
 // All except these run in bfloat16 and float16 too; ConvNorm only if its norms'
-// parameters stay in float32, or its buffers do not.
+// parameters stay in float32, or its buffers do not. "Divided:<name>" is one
+// that divides_inputs.
 std::shared_ptr<TestModel> MakeTestModel(absl::string_view name);
 std::vector<std::string> TestModelNames();
 // Returns the names of those of which all ranks run the same operators.

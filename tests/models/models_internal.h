@@ -42,12 +42,19 @@ class Inputs {
 
  private:
   at::Tensor Divided(const at::Tensor& whole) const {
-    const Placed* const placed = PlacedOf(model_.parameters()[0]);
+    const Placed* placed = nullptr;
+    for (const at::Tensor& parameter : model_.parameters()) {
+      if (placed == nullptr) placed = PlacedOf(parameter);
+    }
     if (placed == nullptr) return whole;
+    const bool copies = placed->placement.kind == TensorPlacement::kCopy;
+    if (!copies && !model_.divides_inputs) return whole;
+    const std::shared_ptr<PartGroup> group = placed->group;
     for (const int64_t dim : {1, 0, 2, 3}) {
-      if (dim < whole.dim() && whole.size(dim) % placed->group->size() == 0) {
-        return DivideSequence(model_, whole, dim);
-      }
+      if (dim >= whole.dim() || whole.size(dim) % group->size() != 0) continue;
+      if (copies) return DivideSequence(model_, whole, dim);
+      const TensorPlacement placement = TensorPlacement::Shard(dim);
+      return Place(PartAs(whole, placement, group), placement, group);
     }
     return whole;
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
@@ -38,7 +39,9 @@ double RelativeDifference(const Tensor& a, const Tensor& b) {
          std::max(b.abs().max().item<double>(), 1e-30);
 }
 
+// args: "<program>", or "sequences of <program>".
 TESSERA_RANK_FUNCTION(SameAsWhole) {
+  const bool sequences = absl::ConsumePrefix(&args, "sequences of ");
   const TensorProgram& program = Programs().at(std::string(args));
   const auto make = [] {
     torch::manual_seed(3);
@@ -54,7 +57,10 @@ TESSERA_RANK_FUNCTION(SameAsWhole) {
   DividedNet net = make();
   const auto group = std::make_shared<PartGroup>(world.communicator());
   const std::map<std::string, Tensor> parts = DivideNet(net, group);
-  const Tensor loss = Whole(program(net, tokens));
+  const TensorPlacement by_tokens = TensorPlacement::Shard(1);
+  const Tensor loss = Whole(program(
+      net, sequences ? Place(PartAs(tokens, by_tokens, group), by_tokens, group)
+                     : tokens));
   loss.backward();
   std::string wrong;
   const double differs = RelativeDifference(loss, expected);
@@ -97,6 +103,21 @@ std::vector<std::string> Names() {
 
 INSTANTIATE_TEST_SUITE_P(All, TensorPartsTest,
                          testing::Combine(testing::ValuesIn(Names()),
+                                          testing::Values(2, 3)));
+
+// Of tokens that are divided beside parameters.
+std::vector<std::string> NamesOfSequences() {
+  std::vector<std::string> names;
+  for (const auto& [name, program] : Programs()) {
+    // torch::autograd::grad with respect to a placed tensor is an error.
+    if (name == "a penalty of gradients") continue;
+    names.push_back("sequences of " + name);
+  }
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Sequences, TensorPartsTest,
+                         testing::Combine(testing::ValuesIn(NamesOfSequences()),
                                           testing::Values(2, 3)));
 
 // How many collectives a forward and backward take: Megatron-LM's four a block,

@@ -44,6 +44,17 @@ TEST_P(TensorModelsTest, HaveTheBitsOfOneProcess) {
                      2);
 }
 
+// Inputs are divided beside parameters.
+TEST_P(TensorModelsTest, HaveThemWithPartsOfInputs) {
+  const std::vector<std::string> names = TestModelNamesForStage3();
+  const auto number =
+      std::find(names.begin(), names.end(), GetParam()) - names.begin();
+  ExpectEqualsOracle(
+      Divided("Divided:" + GetParam(), static_cast<int>(number + 3) % 4,
+              static_cast<int>(number + 1) % 3),
+      2);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, TensorModelsTest,
                          ::testing::ValuesIn(TestModelNamesForStage3()));
 
