@@ -88,7 +88,7 @@ constexpr Way kWays[] = {
     {"Muon", 2, 2, 3, "model=Gpt optimizer=type:'Muon'"},
     {"Adafactor", 2, 2, 3, "model=Attention optimizer=type:'Adafactor'"},
     {"Adaptive", 2, 2, 1, "model=Gpt adaptive=0x1p-4"},
-    {"Casts", 2, 2, 3, "model=Gpt dtype=bf16 more=precision{cast_inputs:true}"},
+    {"Casts", 2, 2, 3, "model=Attention dtype=bf16 fp32_norms=1"},
     {"NarrowMasters", 2, 2, 1, "model=Attention dtype=bf16 narrow_masters=1"},
     {"Remainders", 2, 2, 3, "model=Gpt dtype=bf16 remainder_masters=1"},
     {"Weights", 4, 2, 2, "model=Gpt weights=1 accumulation=2"},

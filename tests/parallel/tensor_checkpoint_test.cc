@@ -189,5 +189,11 @@ TEST_F(TensorCheckpointTest, RanksOfASequenceSaveAsOthers) {
               Each(""));
 }
 
+TEST_F(TensorCheckpointTest, RanksOfASequenceSaveTheirStatesOnce) {
+  const std::string saved =
+      On({2, "model=Gpt sequence=2 stage=0"}, "TrainAndSave")[0];
+  EXPECT_THAT(On({2, "model=Gpt stage=2"}, "Load"), Each(saved));
+}
+
 }  // namespace
 }  // namespace tessera

@@ -51,7 +51,7 @@ TEST_P(TensorModelsTest, HaveThemWithPartsOfInputs) {
       std::find(names.begin(), names.end(), GetParam()) - names.begin();
   ExpectEqualsOracle(
       Divided("Divided:" + GetParam(), static_cast<int>(number + 3) % 4,
-              static_cast<int>(number + 1) % 3),
+              static_cast<int>(number) % 3),
       2);
 }
 

@@ -361,6 +361,7 @@ OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   options.rank_seed = TrainingSpec::kRankSeed;
   SetOptimizer(spec, world_size, &options);
   if (spec.dtype != "fp32") options.dtype = DtypeOf(spec.dtype);
+  options.cast_inputs = options.dtype.has_value();  // as engines by default
   options.keep_norms = spec.fp32_norms;
   options.buffer_dtype = DtypeOf(spec.buffer_dtype);
   options.reduce_dtype = DtypeOf(spec.reduce_dtype);
