@@ -96,6 +96,7 @@ constexpr Way kWays[] = {
      "model=Gpt optimizer=type:'SGD',params{lr:0.1,momentum:0.9}"},
     {"Lion", 2, 2, 3, 2,
      "model=Attention dtype=bf16 optimizer=type:'Lion',params{lr:0.01}"},
+    {"Casts", 2, 2, 3, 1, "model=Attention dtype=bf16 fp32_norms=1"},
     {"NarrowMasters", 2, 2, 1, 1,
      "model=Attention dtype=bf16 narrow_masters=1"},
     {"Remainders", 2, 2, 3, 0, "model=Gpt dtype=bf16 remainder_masters=1"},
