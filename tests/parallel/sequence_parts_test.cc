@@ -201,6 +201,37 @@ TensorPrograms SequencePrograms() {
          all += scale;
          return ProgramLoss(net, y * scale + all, t);
        }},
+      {"rows that experts choose",
+       [](DividedNet& net, const Tensor& t) {
+         const Tensor x = net->Hidden(t).flatten(0, 1);
+         const Tensor shares = net->a->up(x).narrow(1, 0, 2).softmax(-1);
+         Tensor y = at::zeros_like(x);
+         for (int64_t i = 0; i < 2; ++i) {
+           auto expert = i == 0 ? net->a->q : net->a->o;
+           const Tensor rows = shares.argmax(-1).eq(i).nonzero().squeeze(-1);
+           const Tensor share = shares.select(1, i).index_select(0, rows);
+           const Tensor mixed = expert(x.index_select(0, rows));
+           y = y.index_add(0, rows, mixed * share.unsqueeze(-1));
+         }
+         return ProgramLoss(net, y.view({2, 6, 12}), t);
+       }},
+      {"a recurrence",
+       [](DividedNet& net, const Tensor& t) {
+         const Tensor x = net->Hidden(t);
+         Tensor state = at::zeros({2, 12}, at::kDouble);
+         std::vector<Tensor> states;
+         for (int64_t i = 0; i < x.size(1); ++i) {
+           state = at::tanh(net->a->q(state) + x.select(1, i));
+           states.push_back(state);
+         }
+         return ProgramLoss(net, at::stack(states, 1), t);
+       }},
+      {"numbers of all",
+       [](DividedNet& net, const Tensor& t) {
+         const Tensor x = net->Hidden(t);
+         const Tensor y = (x - x.mean()) / (x.std() + 1) + x / x.norm();
+         return ProgramLoss(net, y * x.detach().amax(), t);
+       }},
       {"experts of each sequence",
        [](DividedNet& net, const Tensor& t) {
          const Tensor x = net->words(t);
