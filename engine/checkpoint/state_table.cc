@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
@@ -172,7 +173,8 @@ StateTable::StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
       const at::TensorImpl* const own = p.of_module().unsafeGetTensorImpl();
       seen.insert(own);
       if (own != p.tensor.unsafeGetTensorImpl()) {
-        names_[p.tensor.unsafeGetTensorImpl()] = names_[own];
+        std::vector<std::string> names = names_[own];  // a map moves its values
+        names_[p.tensor.unsafeGetTensorImpl()] = std::move(names);
       }
       // A parameter that the module has let go of since has this name only.
       std::vector<std::string>& names = names_[p.tensor.unsafeGetTensorImpl()];
