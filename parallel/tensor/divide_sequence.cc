@@ -35,8 +35,7 @@ at::Tensor DivideSequence(const torch::nn::Module& module,
         " ranks (sequence_parallel_size), and cannot be: fill sequences up to "
         "a multiple, and leave what was added out of the loss")));
   }
-  const TensorPlacement placement = TensorPlacement::Shard(at);
-  return Place(PartAs(whole, placement, group), placement, group);
+  return Divide(whole, TensorPlacement::Shard(at), group);
 }
 
 }  // namespace tessera

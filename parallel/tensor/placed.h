@@ -4,10 +4,8 @@
 //   S(d)     this rank's slice along dimension d; slices follow by rank
 //   S(d, g)  the dimension is g equal groups, as [q | k | v]; this rank has its
 //            slice of each of them, one after the other
-//   copy     the whole, equal on all ranks; the gradient of each is an addend
-//   of
-//            the whole one, as in data parallelism. What is computed of copies
-//            alone is a copy
+//   copy     the whole, equal on all ranks; each has an addend of the gradient,
+//            as in data parallelism. What is computed of copies alone is a copy
 //   view     a view of a whole that was gathered: to be read only, since a
 //            write would not reach the parts
 //   (none)   an ordinary tensor, equal on all ranks
@@ -136,6 +134,13 @@ at::Tensor PartAs(const at::Tensor& tensor, const TensorPlacement& placement,
 inline at::Tensor PartAs(const at::Tensor& tensor, int64_t dim,
                          const std::shared_ptr<PartGroup>& group) {
   return PartAs(tensor, TensorPlacement::Shard(dim), group);
+}
+
+// Returns an ordinary tensor as a placed one of which this rank has its part.
+// COLLECTIVE in backward. REQUIRES: kShard, and ranks that divide the dimension.
+inline at::Tensor Divide(const at::Tensor& whole, TensorPlacement placement,
+                         const std::shared_ptr<PartGroup>& group) {
+  return Place(PartAs(whole, placement, group), placement, group);
 }
 
 // Returns this rank's part of an ordinary tensor, in memory of its own, without

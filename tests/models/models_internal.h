@@ -9,7 +9,6 @@
 #include <memory>
 #include <string>
 
-#include "parallel/tensor/divide_sequence.h"
 #include "parallel/tensor/placed.h"
 #include "tests/models/models.h"
 
@@ -42,21 +41,25 @@ class Inputs {
 
  private:
   at::Tensor Divided(const at::Tensor& whole) const {
-    const Placed* placed = nullptr;
-    for (const at::Tensor& parameter : model_.parameters()) {
-      if (placed == nullptr) placed = PlacedOf(parameter);
-    }
-    if (placed == nullptr) return whole;
-    const bool copies = placed->placement.kind == TensorPlacement::kCopy;
-    if (!copies && !model_.divides_inputs) return whole;
-    const std::shared_ptr<PartGroup> group = placed->group;
+    const std::shared_ptr<PartGroup> group = GroupOfParts();
+    if (group == nullptr) return whole;
     for (const int64_t dim : {1, 0, 2, 3}) {
       if (dim >= whole.dim() || whole.size(dim) % group->size() != 0) continue;
-      if (copies) return DivideSequence(model_, whole, dim);
-      const TensorPlacement placement = TensorPlacement::Shard(dim);
-      return Place(PartAs(whole, placement, group), placement, group);
+      return Divide(whole, TensorPlacement::Shard(dim), group);
     }
     return whole;
+  }
+
+  // Returns null where inputs stay whole.
+  std::shared_ptr<PartGroup> GroupOfParts() const {
+    for (const at::Tensor& parameter : model_.parameters()) {
+      const Placed* const placed = PlacedOf(parameter);
+      if (placed == nullptr) continue;
+      const bool divides = placed->placement.kind == TensorPlacement::kCopy ||
+                           model_.divides_inputs;
+      return divides ? placed->group : nullptr;
+    }
+    return nullptr;
   }
 
   const TestModel& model_;

@@ -292,11 +292,7 @@ TESSERA_RANK_FUNCTION(SameAsWholeSequences) {
     const Tensor got = group->SumOf(mine.defined() ? mine : zeros);
     const Tensor grad = each.value().grad();
     const Tensor wanted = grad.defined() ? grad : zeros;
-    const double by = (got - wanted).abs().max().item<double>();
-    const double most = std::max(wanted.abs().max().item<double>(), 1e-3);
-    if (!(by < 1e-12 * most)) {
-      absl::StrAppend(&wrong, each.key(), " by ", by, " of ", most, "; ");
-    }
+    wrong += GradientDiffers(*whole, each.key(), got, wanted);
   }
   return wrong;
 }

@@ -5,7 +5,6 @@
 
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -19,6 +18,7 @@
 #include "parallel/plan/planned_models_test_util.h"
 #include "parallel/tensor/placed.h"
 #include "sharding/trace/traced_models_test_util.h"
+#include "tests/parallel/tensor_programs.h"
 #include "tests/support/rank_pool.h"
 
 namespace tessera {
@@ -102,11 +102,10 @@ std::string Differences(const TensorPlan& plan, PlannedNet& whole,
     const auto cut = cuts.find(each.key());
     if (cut != cuts.end()) wanted = SlicePart(wanted, cut->second, group);
     const Tensor got = mine.at(each.key()).grad();
-    // Sums in another order differ by some 1e-16 of their addends.
-    const double most = std::max(wanted.abs().max().item<double>(), 1e-3);
-    if (!got.defined() ||
-        !((got - wanted).abs().max().item<double>() < 1e-12 * most)) {
-      absl::StrAppend(&differ, "gradient of ", each.key(), "; ");
+    if (got.defined()) {
+      differ += GradientDiffers(*whole, each.key(), got, wanted);
+    } else {
+      absl::StrAppend(&differ, each.key(), " has no gradient; ");
     }
   }
   return differ;

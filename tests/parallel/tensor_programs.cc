@@ -1,15 +1,25 @@
 #include "tests/parallel/tensor_programs.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 
 namespace tessera {
 namespace {
 
 namespace F = torch::nn::functional;
 using at::Tensor;
+
+// Two orders of a sum differ by at most twice its addends' number of roundings,
+// of their magnitude (Higham, Accuracy and Stability of Numerical Algorithms,
+// 4.2). The longest sums are over the inputs of a product, then over tokens.
+constexpr double kRounding =
+    2 * (4 * DividedBlockImpl::kDim + kProgramBatch * kProgramLength) *
+    std::numeric_limits<double>::epsilon();
 
 // Doubles, with a backward of its own.
 struct DoubledFunction : torch::autograd::Function<DoubledFunction> {
@@ -100,6 +110,28 @@ int64_t ProgramDividedAlong(const std::string& name) {
   const bool row = absl::StrContains(name, ".o.weight") ||
                    absl::StrContains(name, ".down.weight");
   return row ? 1 : -1;
+}
+
+std::string GradientDiffers(const torch::nn::Module& whole,
+                            const std::string& parameter, const Tensor& got,
+                            const Tensor& wanted) {
+  const auto layer_of = [](const std::string& name) {
+    return name.substr(0, name.rfind('.'));
+  };
+  double most = 0;  // of the layer
+  for (const auto& each : whole.named_parameters()) {
+    const Tensor gradient = each.value().grad();
+    if (!gradient.defined() || layer_of(each.key()) != layer_of(parameter)) {
+      continue;
+    }
+    most = std::max(most, gradient.abs().max().item<double>());
+  }
+  // One that is 0 in theory (of a key's bias) has addends of that magnitude.
+  const double own = wanted.abs().max().item<double>();
+  if (own > kRounding * most) most = own;
+  const double by = (got - wanted).abs().max().item<double>();
+  if (by <= kRounding * most) return "";
+  return absl::StrCat(parameter, " by ", by, " of ", most, "; ");
 }
 
 std::map<std::string, Tensor> DivideNet(

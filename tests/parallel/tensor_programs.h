@@ -69,6 +69,13 @@ at::Tensor ProductByFunction(const at::Tensor& x, const at::Tensor& w);
 
 // Along which dimension a parameter of the net is divided; -1: it is whole.
 int64_t ProgramDividedAlong(const std::string& parameter);
+// Describes by how much the gradient of a parameter differs from `wanted`, if
+// that is more than sums in another order do; else returns "". `whole` has the
+// gradients of whole parameters.
+std::string GradientDiffers(const torch::nn::Module& whole,
+                            const std::string& parameter, const at::Tensor& got,
+                            const at::Tensor& wanted);
+
 // Divides the parameters. Returns what a rank has of each: itself, or its part.
 std::map<std::string, at::Tensor> DivideNet(
     DividedNet& net, const std::shared_ptr<PartGroup>& group);

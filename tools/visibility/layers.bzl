@@ -100,7 +100,7 @@ LAYERS = {
     "engine": ["base/...", "config", "comm", "comm/world", "data/...", "monitor", "engine/...", "sharding/...", "optim/...", "checkpoint/...", "offload/..."],
     "evaluation": ["base/...", "comm", "engine", "engine/observe", "optim/norm"],
     "verify/factored": [],
-    "verify/plain": ["sharding/dispatch", "parallel/tensor"],
+    "verify/plain": ["base/above", "sharding/dispatch"],
     "verify/parts": ["base/...", "comm", "parallel/tensor"],
     "verify": ["base/...", "verify/factored", "verify/plain", "verify/parts", "config", "comm", "comm/world", "parallel/tensor", "sharding/...", "engine/...", "offload/...", "nn"],
     "tessera": ["base/...", "config", "comm", "comm/world", "data/...", "monitor", "loader", "parallel/tensor", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "evaluation", "verify", "nn"],

@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "absl/strings/str_split.h"
+#include "base/above/above_autograd.h"
 #include "c10/core/DispatchKeySet.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
-#include "parallel/tensor/placed.h"
 
 namespace tessera {
 namespace {
@@ -70,14 +70,6 @@ class Arguments {
   bool is_written(size_t i) const {
     const auto* const alias = schema_.arguments()[i].alias_info();
     return alias != nullptr && alias->isWrite();
-  }
-  bool has_placed() {
-    bool placed = false;
-    Map([&](const at::Tensor& t, size_t) {
-      placed |= PlacedOf(t) != nullptr;
-      return t;
-    });
-    return placed;
   }
   // Calls f(tensor, argument) for each tensor, and replaces it by the result.
   template <typename F>
@@ -152,11 +144,10 @@ void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   {
     // What an operator of libtorch calls is left alone; but autocast casts
-    // inside of composite operators, and parts of parameters are arguments of
-    // what an operator of placed ones calls.
+    // inside of composite operators, and an operator of placed tensors, which
+    // have kAboveKey, calls others of their parts.
     std::optional<c10::impl::ExcludeDispatchKeyGuard> guard;
-    if (aten && !AutocastIsOn() &&
-        !Arguments(op.schema(), stack).has_placed()) {
+    if (aten && !AutocastIsOn() && !keys.has(kAboveKey)) {
       guard.emplace(c10::DispatchKeySet(kKey));
     }
     op.redispatchBoxed(below, stack);
