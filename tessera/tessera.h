@@ -5,7 +5,7 @@
 //   start    Start, TESSERA_MAIN, Init, configurations, Status macros
 //   train    Engine and its scopes, ParameterGroup, CustomOptimizer, Use,
 //            ConstructSharded, Checkpointed, LinearCrossEntropy,
-//            DivideSequence
+//            DivideSequence, Whole
 //   data     DataLoader, TensorData, LoadInMemory, DistributedOrder,
 //            client state
 //   resume   CheckpointManager

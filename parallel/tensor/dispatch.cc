@@ -74,6 +74,14 @@ void TellOnce(const c10::OperatorHandle& op, const PartGroup& group) {
   std::abort();
 }
 
+[[noreturn]] void RefuseSizes(const c10::OperatorHandle& op) {
+  ThrowIfError(absl::FailedPreconditionError(absl::StrCat(
+      op.schema().name(),
+      " would change the sizes of a tensor that is divided among ranks: call "
+      "the operator that returns another tensor")));
+  std::abort();
+}
+
 // The wholes that an operator gets.
 class Wholes {
  public:
@@ -96,6 +104,7 @@ class Wholes {
   void TakeBack() {
     for (const auto& [placed, whole] : written_) {
       const Placed& of = *PlacedOf(placed);
+      if (whole.sizes() != placed.sizes()) RefuseSizes(call_.op());
       of.part.copy_(PartAs(whole, of.placement, group_));
       RenewHistory(placed);
     }

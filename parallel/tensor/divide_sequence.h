@@ -34,5 +34,11 @@ namespace tessera {
 at::Tensor DivideSequence(const torch::nn::Module& module,
                           const at::Tensor& whole, int64_t dim);
 
+// Returns the whole of a tensor that is divided among ranks, parameters
+// included, as an ordinary one, through autograd: for what needs its memory
+// (printing, accessors). Any other tensor is returned as it is. COLLECTIVE over
+// the tensor- or sequence-parallel group if it is divided.
+at::Tensor Whole(const at::Tensor& tensor);
+
 }  // namespace tessera
 #endif  // PARALLEL_TENSOR_DIVIDE_SEQUENCE_H_

@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <numeric>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -161,7 +163,32 @@ struct ExchangeFunction : Function<ExchangeFunction> {
   }
 };
 
+// Returns the dimensions as they lie in memory, the outermost first.
+std::vector<int64_t> MemoryOrder(const at::Tensor& tensor) {
+  std::vector<int64_t> order(static_cast<size_t>(tensor.dim()));
+  std::iota(order.begin(), order.end(), 0);
+  if (tensor.is_contiguous() || !tensor.is_non_overlapping_and_dense()) {
+    return order;
+  }
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return tensor.stride(a) > tensor.stride(b);
+  });
+  return order;
+}
+
 }  // namespace
+
+std::vector<int64_t> StridesLike(const at::Tensor& part,
+                                 at::IntArrayRef sizes) {
+  const std::vector<int64_t> order = MemoryOrder(part);
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
+    strides[static_cast<size_t>(*dim)] = stride;
+    stride *= std::max<int64_t>(sizes[static_cast<size_t>(*dim)], 1);
+  }
+  return strides;
+}
 
 CollectivesOf::CollectivesOf(const std::string& name)
     : before_(std::exchange(current_operator, &name)) {}
@@ -231,24 +258,31 @@ at::Tensor PartGroup::SumOf(const at::Tensor& addend) {
 
 at::Tensor PartGroup::GatherOf(const at::Tensor& part, int64_t dim) {
   TorchScope scope;
-  const at::Tensor mine = part.contiguous();
-  const at::Tensor all = at::empty({size() * mine.numel()}, mine.options());
+  const std::vector<int64_t> order = MemoryOrder(part);
+  const at::Tensor mine = part.permute(order).contiguous();
+  std::vector<int64_t> sizes = part.sizes().vec();
+  sizes[static_cast<size_t>(dim)] *= size();
+  // The result is no view, which autograd would not let a program write.
+  const at::Tensor whole =
+      at::empty_strided(sizes, StridesLike(part, sizes), part.options());
+  at::Tensor ordered = whole.permute(order);
+  const auto along = std::find(order.begin(), order.end(), dim) - order.begin();
+  const at::Tensor all =
+      along == 0 ? ordered.view({-1})
+                 : at::empty({size() * mine.numel()}, mine.options());
   ++collectives_;
   ThrowIfError(
       ranks_
           ->AllGather(mine.view({-1}), all,
                       {absl::StrCat("parts of a tensor", OfOperator())})
           .Wait());
-  if (dim == 0) {
-    std::vector<int64_t> sizes = mine.sizes().vec();
-    sizes[0] *= size();
-    return all.view(sizes);
-  }
+  if (along == 0) return whole;
   std::vector<at::Tensor> parts;
   for (const at::Tensor& one : all.chunk(size())) {
     parts.push_back(one.view(mine.sizes()));
   }
-  return at::cat(parts, dim);
+  at::cat_out(ordered, parts, along);
+  return whole;
 }
 
 at::Tensor PartGroup::ExchangeOf(const at::Tensor& part, int64_t from,

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "comm/communicator.h"
@@ -19,6 +20,10 @@ struct Node;
 }
 
 namespace tessera {
+
+// Returns the strides, without gaps, of a whole of those sizes that lies in
+// memory as its parts do: random numbers are drawn in that order.
+std::vector<int64_t> StridesLike(const at::Tensor& part, at::IntArrayRef sizes);
 
 // While it lives, collectives of this thread's PartGroups are for the operator
 // `name`, which their tags say: ranks that are in different operators get an

@@ -169,9 +169,11 @@ at::Tensor Place(at::Tensor part, TensorPlacement placement,
     sizes[static_cast<size_t>(placement.dim)] *= group->size();
   }
   at::Tensor placed = at::detail::make_tensor<PlacedImpl>(part, sizes);
-  if (placement.kind != TensorPlacement::kShard) {
-    // Code goes by whether it is contiguous (contiguous(), aten::reshape).
-    placed.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, part.strides());
+  // Code goes by whether it is contiguous (contiguous(), aten::reshape).
+  const bool is_shard = placement.kind == TensorPlacement::kShard;
+  if (!is_shard || !part.is_contiguous()) {
+    placed.unsafeGetTensorImpl()->set_sizes_and_strides(
+        sizes, is_shard ? StridesLike(part, sizes) : part.strides().vec());
   }
   placed.unsafeGetTensorImpl()
       ->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);

@@ -35,6 +35,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "base/above/above_autograd.h"
+#include "parallel/tensor/divide_sequence.h"
 #include "parallel/tensor/part_group.h"
 
 namespace tessera {
@@ -117,10 +118,6 @@ void RenewHistory(const at::Tensor& tensor);
 // Returns the part of a placed tensor by which autograd goes on, or the tensor.
 at::Tensor PartForUse(const at::Tensor& tensor);
 
-// Returns the whole as an ordinary tensor, through autograd. COLLECTIVE if it
-// is divided.
-at::Tensor Whole(const at::Tensor& tensor);
-
 // Returns the whole for a computation with parts: the gradient of each rank is
 // an addend of the whole one. COLLECTIVE if it is divided; in backward, if it
 // is no copy.
@@ -137,7 +134,8 @@ inline at::Tensor PartAs(const at::Tensor& tensor, int64_t dim,
 }
 
 // Returns an ordinary tensor as a placed one of which this rank has its part.
-// COLLECTIVE in backward. REQUIRES: kShard, and ranks that divide the dimension.
+// REQUIRES: kShard, and ranks that divide the dimension. COLLECTIVE in
+// backward.
 inline at::Tensor Divide(const at::Tensor& whole, TensorPlacement placement,
                          const std::shared_ptr<PartGroup>& group) {
   return Place(PartAs(whole, placement, group), placement, group);

@@ -41,7 +41,8 @@ bool DropoutRule(PlacedCall& call) {
   const at::Tensor part = PartForUse(input);
   if (p == 1) return call.Return(part * 0, *shard);
   const at::Tensor all =
-      at::empty(input.sizes(), part.options()).bernoulli_(1 - p);
+      at::empty_strided(input.sizes(), input.strides(), part.options())
+          .bernoulli_(1 - p);
   const at::Tensor mask = SlicePart(all, *shard, *call.group()).div_(1 - p);
   return call.Return(part * mask, *shard);
 }

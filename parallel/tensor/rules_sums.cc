@@ -33,8 +33,9 @@ bool SumRule(PlacedCall& call) {
   if (!along) return call.RunAs(TensorPlacement::Shard(now, shard->groups));
   const auto group = call.group();
   call.Run();
-  const at::Tensor sum = group->Sum(call[0].toTensor());
-  return call.Return(is_mean ? sum / group->size() : sum);
+  // The sum of means may be too large for 16 bits.
+  const at::Tensor own = call[0].toTensor();
+  return call.Return(group->Sum(is_mean ? own / group->size() : own));
 }
 
 // Cross entropy of logits [tokens, classes] that are divided by classes

@@ -232,6 +232,27 @@ TensorPrograms SequencePrograms() {
          const Tensor y = (x - x.mean()) / (x.std() + 1) + x / x.norm();
          return ProgramLoss(net, y * x.detach().amax(), t);
        }},
+      {"random numbers of positions that come first",
+       [](DividedNet& net, const Tensor& t) {
+         torch::manual_seed(9);
+         const Tensor x = net->words(t).transpose(0, 1);
+         const Tensor y = at::dropout(x, 0.5, true) + at::randn_like(x) +
+                          at::dropout(net->a->Heads(x), 0.5, true)
+                              .transpose(1, 2)
+                              .flatten(2);
+         return ProgramLoss(net, y.transpose(0, 1), t);
+       }},
+      {"writes to positions that come first",
+       [](DividedNet& net, const Tensor& t) {
+         Tensor x = net->words(t.t()) * 1;
+         x.cumsum_(0);
+         return ProgramLoss(net, x.transpose(0, 1), t);
+       }},
+      {"a mean that 16 bits hold",
+       [](DividedNet& net, const Tensor& t) {
+         const Tensor x = net->words(t) * 0 + 40000;
+         return x.to(at::kHalf).mean().to(at::kDouble);
+       }},
       {"experts of each sequence",
        [](DividedNet& net, const Tensor& t) {
          const Tensor x = net->words(t);

@@ -66,6 +66,22 @@ TEST(TensorErrors, AViewWithoutARuleIsNotWritten) {
   }
 }
 
+TESSERA_RANK_FUNCTION(OtherSizesInPlace) {
+  DividedNet net;
+  DivideNet(net, std::make_shared<PartGroup>(world.communicator()));
+  const absl::Status status = CatchTorch("writing", [&] {
+    net->a->up(at::ones({2, DividedNetImpl::kDim}, at::kDouble)).t_();
+  });
+  return std::string(status.message());
+}
+
+TEST(TensorErrors, SizesAreNotChangedInPlace) {
+  for (auto& answer : RankPool::Get(2)->Run("OtherSizesInPlace", "")) {
+    TESSERA_ASSERT_OK(answer);
+    EXPECT_THAT(*answer, HasSubstr("aten::t_ would change the sizes"));
+  }
+}
+
 TESSERA_RANK_FUNCTION(TargetOutOfRange) {
   DividedNet net;
   DivideNet(net, std::make_shared<PartGroup>(world.communicator()));
